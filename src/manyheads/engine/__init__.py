@@ -1,0 +1,1 @@
+"""How local training runs: the phase language and the engines behind it."""

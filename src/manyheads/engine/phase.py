@@ -1,0 +1,128 @@
+"""The small language between algorithms and engines: what one stretch of local training is, and what comes back."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from manyheads.data.shards import Shards
+from manyheads.tree import Buffers, Params
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """Whole passes over a worker's own samples, in an order drawn anew for each pass."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A number of mini-batches, the same for every worker, out of as many passes as that takes."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Gradient descent: clip, then weight decay, then momentum, which starts at zero in every phase."""
+
+    lr: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    """Largest norm of one worker's gradient over all the tensors the phase updates."""
+
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(output [samples, ...], target [samples, ...]) -> loss [samples]."""
+
+Objective = Callable[[dict[str, Tensor], Tensor, Params], Tensor]
+"""(outputs by head, each [samples, ...]; targets [samples]; constants, each [samples, ...]) -> loss [samples].
+
+The rows are samples of any number of workers; an objective looks at each row by itself.
+"""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One stretch of local training, the same for every worker."""
+
+    stream: str
+    """Names the random stream: ``head`` for head phases, ``body`` for every other."""
+    update: frozenset[str]
+    """The groups that move. All others are frozen, and BatchNorm statistics move only with the representation."""
+    amount: Epochs | Steps
+    optimizer: SGD
+    objective: Objective
+    constants: Params = field(default_factory=dict)
+    """Per-worker tensors the objective reads, e.g. class counts [W, C]."""
+    proximal: tuple[Params, float] | None = None
+    """Anchor and lambda: pulls towards the anchor, outside the clip and the momentum buffer."""
+    mask: Params | None = None
+    """Zeros and ones [W, ...] by name: a masked weight is put back to zero after every step."""
+    frozen: Literal["train", "eval"] = "train"
+    """How a frozen representation runs: in train mode as in the paper, or in eval mode."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a phase gives back."""
+
+    params: Params
+    buffers: Buffers
+    loss: Tensor
+    """Mean loss over the samples each worker saw, [W]; NaN where a worker saw none."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Per worker: mean metric, mean loss, and the number of samples they were taken over, each [W]."""
+
+    metric: Tensor
+    loss: Tensor
+    count: Tensor
+
+
+class Engine(Protocol):
+    """How local phases run: the only code that touches forward and backward. Pure: no argument is changed."""
+
+    def fit(
+        self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None
+    ) -> Fit:
+        """Train every hosted worker, or those whose rows are in ``workers``; the other rows come back unchanged."""
+        ...
+
+    def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
+        """Metric and loss of every worker's model in eval mode on its own shard."""
+        ...
+
+    def gradient(
+        self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
+    ) -> Params:
+        """The gradient of the phase's objective in the phase's groups, in eval mode, [W, ...].
+
+        Over each worker's whole shard, or over the mean of the stream's first mini-batches.
+        """
+        ...
+
+
+def single_head(loss: Loss) -> Objective:
+    """The objective of a net with one head: its loss on that head's output."""
+
+    def objective(outputs: dict[str, Tensor], y: Tensor, constants: Mapping[str, Tensor]) -> Tensor:
+        return loss(outputs["head"], y)
+
+    return objective
+
+
+def cross_entropy(output: Tensor, y: Tensor) -> Tensor:
+    """Cross entropy of class scores [samples, classes] against labels [samples] -> [samples]."""
+    return torch.nn.functional.cross_entropy(output, y, reduction="none")
+
+
+def accuracy(output: Tensor, y: Tensor) -> Tensor:
+    """1 where the highest score is the label's, else 0: [samples, classes], [samples] -> [samples]."""
+    return (output.argmax(-1) == y).to(output.dtype)

@@ -1,0 +1,16 @@
+"""What a user did wrong, said in one line: what was given, what is allowed, what to do."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(ValueError):
+    """A mistake the user can mend. Its message is one line; the command line prints it and exits with 2."""
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
+    """An unknown name, with the nearest allowed one: ``unknown("graph", "rong", ["ring"])``."""
+    names = sorted(allowed)
+    close = get_close_matches(given, names, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return UserError(f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names)}.")

@@ -1,0 +1,1 @@
+"""Nets as a representation and a head."""

@@ -1,0 +1,1 @@
+"""How workers exchange anything: in one process, or over many."""

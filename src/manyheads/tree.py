@@ -1,0 +1,70 @@
+"""Arithmetic on named tensors stacked over workers: every leaf is [workers, ...]."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+Params = dict[str, Tensor]
+"""Named tensors, every leaf [workers, ...]; a name starts with its group: ``representation.``, ``head.``, ..."""
+
+Buffers = dict[str, Tensor]
+"""BatchNorm statistics, named and stacked like Params: never masked, anchored, decayed or tracked."""
+
+
+def group(name: str) -> str:
+    """The group a leaf belongs to: the first part of its name."""
+    return name.split(".", 1)[0]
+
+
+def select(params: Mapping[str, Tensor], groups: Iterable[str]) -> Params:
+    """The leaves of some groups."""
+    wanted = frozenset(groups)
+    return {name: leaf for name, leaf in params.items() if group(name) in wanted}
+
+
+def add_prefix(params: Mapping[str, Tensor], prefix: str) -> Params:
+    """Put a whole tree into one group: ``head.weight`` becomes ``personal.head.weight``."""
+    return {f"{prefix}.{name}": leaf for name, leaf in params.items()}
+
+
+def strip_prefix(params: Mapping[str, Tensor], prefix: str) -> Params:
+    """The leaves of one group under their names inside it: the inverse of ``add_prefix``."""
+    start = f"{prefix}."
+    return {name[len(start) :]: leaf for name, leaf in params.items() if name.startswith(start)}
+
+
+def clone(params: Mapping[str, Tensor]) -> Params:
+    """A copy that shares no memory."""
+    return {name: leaf.clone() for name, leaf in params.items()}
+
+
+def rows(params: Mapping[str, Tensor], workers: Tensor | slice) -> Params:
+    """The rows of some workers."""
+    return {name: leaf[workers] for name, leaf in params.items()}
+
+
+def stack(trees: Iterable[Mapping[str, Tensor]]) -> Params:
+    """One tree [W, ...] out of W trees without the worker axis."""
+    all_trees = list(trees)
+    return {name: torch.stack([tree[name] for tree in all_trees]) for name in all_trees[0]}
+
+
+def repeat(params: Mapping[str, Tensor], num_workers: int) -> Params:
+    """The same values for every worker: [...] -> [W, ...], in memory of their own."""
+    return {name: leaf.unsqueeze(0).repeat(num_workers, *[1] * leaf.ndim) for name, leaf in params.items()}
+
+
+def mean(params: Mapping[str, Tensor]) -> Params:
+    """The plain mean over workers: [W, ...] -> [...]."""
+    return {name: leaf.mean(0) for name, leaf in params.items()}
+
+
+def flatten(params: Mapping[str, Tensor]) -> Tensor:
+    """All leaves side by side: [W, numbers per worker]."""
+    return torch.cat([leaf.flatten(1) for leaf in params.values()], dim=1)
+
+
+def nbytes(params: Mapping[str, Tensor]) -> int:
+    """Bytes of one worker's row."""
+    return sum(leaf[0].numel() * leaf.element_size() for leaf in params.values() if leaf.shape[0])
