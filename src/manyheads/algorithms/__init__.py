@@ -1,1 +1,20 @@
-"""The algorithms, one short file each."""
+"""The algorithms, one short file each, and their registry."""
+
+from manyheads.algorithms.base import Algorithm, Context, State
+from manyheads.algorithms.d_psgd import DPSGD
+from manyheads.algorithms.deprl import DePRL
+from manyheads.algorithms.local import Local
+from manyheads.errors import unknown
+
+REGISTRY: dict[str, type[Algorithm]] = {kind.name: kind for kind in (DePRL, DPSGD, Local)}
+"""Every algorithm by name. Command line, files, contract tests and the distributed test follow from it."""
+
+
+def get_algorithm(name: str) -> type[Algorithm]:
+    """The algorithm called ``name``."""
+    if name not in REGISTRY:
+        raise unknown("algorithm", name, REGISTRY)
+    return REGISTRY[name]
+
+
+__all__ = ["DPSGD", "REGISTRY", "Algorithm", "Context", "DePRL", "Local", "State", "get_algorithm"]

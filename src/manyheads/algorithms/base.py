@@ -1,0 +1,177 @@
+"""What an algorithm is, and what it may use: its state, its context, and the few moves that algorithms share."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyheads.engine.phase import SGD, Engine, Epochs, Objective, Phase, Steps
+from manyheads.models.split import Split
+from manyheads.network.base import Network
+from manyheads.randomness import generator
+from manyheads.tree import Buffers, Params, group, select
+
+Losses = dict[str, Tensor]
+"""Mean loss per worker [W] of each local phase of a round, in the order they ran."""
+
+
+@dataclass(frozen=True)
+class State:
+    """Everything a run must keep from one round to the next, stacked over workers."""
+
+    params: Params
+    buffers: Buffers
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The optimiser of every phase and how its rates change over rounds."""
+
+    lr: float
+    head_lr: float
+    momentum: float
+    weight_decay: float
+    clip: float | None
+    decay: float
+    schedule: Literal["decay", "corollary"]
+
+    def sgd(self, round: int, *, head: bool = False, scale: float = 1.0) -> SGD:
+        """The optimiser in a round: ``lr * decay**round``, or constant under Corollary 1's schedule."""
+        rate = self.head_lr if head else self.lr
+        factor = self.decay**round if self.schedule == "decay" else 1.0
+        return SGD(rate * factor * scale, self.momentum, self.weight_decay, self.clip)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an algorithm may use; it never learns how many processes, which device or which engine run it."""
+
+    engine: Engine
+    network: Network
+    model: Split
+    rates: Rates
+    objective: Objective
+    class_counts: Tensor | None
+    """Train samples per class as each hosted worker names them, [W, C]; None for regression."""
+    sizes: np.ndarray
+    """Train samples of every worker, [N]."""
+    ids: tuple[int, ...]
+    """Ids of the hosted workers."""
+    rounds: int
+    seed: int
+    initial: State
+    """Every worker's first weights, equal for all."""
+    random_heads: Params
+    """First heads drawn for each worker by itself; empty when heads start equal."""
+    share_statistics: bool
+    """Whether BatchNorm statistics are mixed with the representation."""
+
+    def present(self, round: int) -> Tensor | None:
+        """Rows of the hosted workers that take part in a round on the graph; None: all of them."""
+        return self.rows(self.network.present(round))
+
+    def participants(self, round: int, fraction: float) -> np.ndarray:
+        """Who takes part in a server round, [N] bool: at least one worker, drawn anew each round."""
+        count = max(1, round_half_up(fraction * self.network.num_workers))
+        order = generator(self.seed, "participation", round=round).permutation(self.network.num_workers)
+        chosen = np.zeros(self.network.num_workers, dtype=bool)
+        chosen[order[:count]] = True
+        return chosen & self.network.present(round) if (chosen & self.network.present(round)).any() else chosen
+
+    def rows(self, taking_part: np.ndarray) -> Tensor | None:
+        """The hosted rows among some workers [N] bool; None: all of them."""
+        here = taking_part[list(self.ids)] if len(self.ids) else taking_part[:0]
+        return None if here.all() else torch.from_numpy(np.flatnonzero(here))
+
+    def statistics(self, state: State, groups: Iterable[str]) -> Buffers:
+        """The BatchNorm statistics that travel with some groups; counters never do."""
+        if not self.share_statistics:
+            return {}
+        return {name: leaf for name, leaf in select(state.buffers, groups).items() if leaf.is_floating_point()}
+
+    def mix(self, state: State, groups: Iterable[str], round: int) -> State:
+        """Average some groups, and the statistics that travel with them, with the neighbours."""
+        statistics = self.statistics(state, groups)
+        mixed = self.network.mix({**select(state.params, groups), **statistics}, round)
+        return merge(state, mixed)
+
+    def average(self, state: State, groups: Iterable[str], weights: np.ndarray) -> State:
+        """Average some groups, and the statistics that travel with them, over all workers with weight."""
+        statistics = self.statistics(state, groups)
+        return merge(state, self.network.average({**select(state.params, groups), **statistics}, weights))
+
+    def mean_model(self, state: State) -> State:
+        """The mean of all workers' models in every row: for scores, not for training."""
+
+        def everywhere(leaf: Tensor) -> Tensor:
+            mean = self.network.gather(leaf).to(torch.float64).mean(0)
+            return mean.to(leaf.dtype).expand_as(leaf)
+
+        return State(
+            {name: everywhere(leaf) for name, leaf in state.params.items()},
+            {name: everywhere(leaf) if leaf.is_floating_point() else leaf for name, leaf in state.buffers.items()},
+        )
+
+
+class Algorithm(Protocol):
+    """A frozen dataclass whose fields are the hyper-parameters. A round is ``local`` and ``mix``, in its ``order``."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    private: ClassVar[frozenset[str]]
+    """Groups that never leave their worker."""
+    server: ClassVar[bool]
+    """Whether a parameter server takes the graph's place."""
+    row_stochastic: ClassVar[bool]
+    """Whether it is content with a P whose rows alone sum to 1."""
+    uses_rounds: ClassVar[bool]
+    """Whether a schedule of its own depends on the number of rounds."""
+
+    @property
+    def order(self) -> Literal["train-mix", "mix-train"]: ...
+
+    def prepare(self, model: Split) -> Split:
+        """The net it trains, made out of the one the user chose."""
+        ...
+
+    def init(self, ctx: Context) -> State: ...
+
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]: ...
+
+    def mix(self, state: State, round: int, ctx: Context) -> State: ...
+
+    def models(self, state: State, ctx: Context) -> State:
+        """What each worker would deploy."""
+        ...
+
+
+def round_half_up(x: float) -> int:
+    """The nearest whole number, halves upwards."""
+    return int(np.floor(x + 0.5))
+
+
+def merge(state: State, new: Params) -> State:
+    """The state with some leaves replaced, parameters and statistics alike."""
+    params = {name: new.get(name, leaf) for name, leaf in state.params.items()}
+    buffers = {name: new.get(name, leaf) for name, leaf in state.buffers.items()}
+    return State(params, buffers)
+
+
+def amount(epochs: int, steps: int | None) -> Epochs | Steps:
+    """Epochs, unless a number of mini-batch steps is given."""
+    return Epochs(epochs) if steps is None else Steps(steps)
+
+
+def run_phases(state: State, phases: Iterable[tuple[str, Phase]], round: int, ctx: Context, rows: Tensor | None):
+    """Run named phases one after another: the state after them and the loss of each. Empty phases are skipped."""
+    losses: Losses = {}
+    owned = {group(name) for name in state.params}
+    for name, phase in phases:
+        if not phase.update & owned or phase.amount.count == 0:
+            continue
+        fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
+        state, losses[name] = State(fit.params, fit.buffers), fit.loss
+    return state, losses

@@ -1,0 +1,102 @@
+"""A data set as every split needs it: normalised inputs and targets in a train and a test pool, checked once."""
+
+import hashlib
+from dataclasses import InitVar, dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Two pools of samples. They belong to the data set and are the same for every seed."""
+
+    name: str
+    x_train: Tensor
+    """Inputs [samples, ...] float32, already normalised."""
+    y_train: Tensor
+    """Labels [samples] int64, or targets [samples, ...] float32 for a regression."""
+    x_test: Tensor
+    y_test: Tensor
+    num_classes: int | None
+    """None: a regression."""
+    user_train: Tensor | None = None
+    """Who recorded each sample, [samples] int64; None: the data set has no users."""
+    user_test: Tensor | None = None
+    classes: tuple[str, ...] | None = None
+    """The classes in words."""
+    source: InitVar[str | None] = None
+    """The file to name when the data are wrong; by default the data set's name."""
+
+    def __post_init__(self, source: str | None) -> None:
+        where = source or self.name
+        for pool, x, y, user in (
+            ("train", self.x_train, self.y_train, self.user_train),
+            ("test", self.x_test, self.y_test, self.user_test),
+        ):
+            _check_pool(f"{where}: the {pool} part", x, y, user, self.num_classes)
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            shapes = f"{list(self.x_train.shape[1:])} for training and {list(self.x_test.shape[1:])} for test"
+            raise UserError(f"{where}: samples are {shapes}; give both parts one shape.")
+        if self.classes is not None and len(self.classes) != self.num_classes:
+            raise UserError(f"{where}: {len(self.classes)} class names for {self.num_classes} classes; name each once.")
+
+    @cached_property
+    def _digest(self) -> str:
+        digest = hashlib.sha256()
+        for t in (self.x_train, self.y_train, self.user_train, self.x_test, self.y_test, self.user_test):
+            if t is None:
+                digest.update(b"none")
+            else:
+                digest.update(f"{t.dtype}{list(t.shape)}".encode())
+                digest.update(t.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def digest(self) -> str:
+        """A fingerprint of the content (sha256 over all arrays), computed once."""
+        return self._digest
+
+
+def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classes: int | None) -> None:
+    """Raise a UserError that begins with ``part`` unless x, y and user fit each other and hold usable numbers."""
+    if len(x) == 0:
+        raise UserError(f"{part} is empty; it needs at least one sample.")
+    if len(y) != len(x):
+        raise UserError(f"{part} has {len(x)} samples but {len(y)} targets; give one target a sample.")
+    if user is not None and len(user) != len(x):
+        raise UserError(f"{part} has {len(x)} samples but {len(user)} user entries; give one user a sample.")
+    check_finite(f"{part} of x", x)
+    if num_classes is None:
+        check_finite(f"{part} of y", y)
+        return
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= num_classes:
+        wrong = low if low < 0 else high
+        raise UserError(f"{part} has label {wrong}; labels must lie in 0..{num_classes - 1}.")
+
+
+def check_finite(part: str, values: Tensor) -> None:
+    """Refuse NaN and infinite numbers."""
+    # One sum is several times cheaper than a mask of the pool, and it is finite only if every term is.
+    if not torch.isfinite(values.sum()):
+        bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
+        if bad.any():
+            first = int(bad.nonzero()[0, 0])
+            raise UserError(f"{part} holds NaN or infinite numbers (first in sample {first}); clean or drop them.")
+
+
+def standardise(x_train: Tensor, x_test: Tensor, channels: int) -> tuple[Tensor, Tensor]:
+    """Mean 0 and deviation 1 in every channel of the train part; the test part is moved along with it.
+
+    Both are [samples, time * channels] with the channel running fastest, and come back as float32 of that shape.
+    """
+    std, mean = torch.std_mean(x_train.view(len(x_train), -1, channels).double(), (0, 1), correction=0)
+    std = torch.where(std == 0, 1.0, std)
+
+    def scaled(x: Tensor) -> Tensor:
+        return ((x.view(len(x), -1, channels) - mean) / std).float().view(x.shape)
+
+    return scaled(x_train), scaled(x_test)

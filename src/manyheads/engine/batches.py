@@ -1,0 +1,62 @@
+"""Which samples make up each mini-batch: a pure function of seed, worker, round and stream, the same for every engine."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyheads.engine.phase import Epochs, Phase, Steps
+from manyheads.randomness import generator, key
+
+_ODD = 0x9E3779B1
+_MASK = (1 << 63) - 1
+
+
+@dataclass(frozen=True)
+class Source:
+    """What fixes the order of a worker's samples besides worker, round and stream."""
+
+    seed: int
+    batch_size: int
+    skip_single: bool
+    """Leave out batches of one sample: BatchNorm has no statistics for them."""
+
+
+def num_batches(size: int, amount: Epochs | Steps, source: Source) -> int:
+    """How many mini-batches a worker with ``size`` samples trains on."""
+    per_pass = ceil(size / source.batch_size)
+    if source.skip_single and size % source.batch_size == 1:
+        per_pass -= 1
+    if per_pass <= 0:
+        return 0
+    return amount.count * per_pass if isinstance(amount, Epochs) else amount.count
+
+
+def plan(size: int, phase: Phase, source: Source, *, worker: int, round: int) -> list[np.ndarray]:
+    """Positions in the worker's shard of every mini-batch of a phase; the last of a pass keeps its true size."""
+    total = num_batches(size, phase.amount, source)
+    batches: list[np.ndarray] = []
+    epoch = 0
+    while len(batches) < total:
+        order = generator(source.seed, phase.stream, worker=worker, round=round, epoch=epoch).permutation(size)
+        parts = [order[start : start + source.batch_size] for start in range(0, size, source.batch_size)]
+        batches += [part for part in parts if len(part) > 1 or not source.skip_single]
+        epoch += 1
+    return batches[:total]
+
+
+def dropout_base(source: Source, phase: Phase, *, worker: int, round: int) -> int:
+    """The number from which a worker's dropout keys of one phase are counted."""
+    return key(source.seed, f"dropout/{phase.stream}", worker=worker, round=round)
+
+
+def dropout_key(base: Tensor, step: int | Tensor, layer: int) -> Tensor:
+    """Keys [W] of one dropout layer in one step, from the workers' bases [W] (int64)."""
+    return (base + (step * 256 + layer + 1) * _ODD) & _MASK
+
+
+def as_index(positions: np.ndarray) -> Tensor:
+    """Positions as a torch index."""
+    return torch.from_numpy(np.ascontiguousarray(positions))

@@ -1,0 +1,275 @@
+"""The engine on one device without graphs: workers in cache-sized chunks, one thread per core, ragged phases without waste."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyheads.data.shards import Shards
+from manyheads.engine.batches import as_index, dropout_base, num_batches, plan
+from manyheads.engine.kernel import Batch, KernelFactory, dropouts, point_at, set_modes
+from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
+from manyheads.engine.workload import Workload
+from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop
+from manyheads.randomness import generator, key
+from manyheads.tree import Buffers, Params, clone, group
+
+_FORWARD_BATCH = 1024
+Result = TypeVar("Result")
+
+
+class LocalEngine:
+    """Runs phases chunk by chunk with one of the kernels.
+
+    Each worker's numbers depend on its own rows and samples only: neither the chunk it falls in, nor the number of
+    threads, nor the workers hosted beside it change a bit of them.
+    """
+
+    def __init__(
+        self, workload: Workload, kernel: KernelFactory, *, padded: bool, chunk_size: int, threads: int, name: str
+    ) -> None:
+        self.work, self.kernel, self.padded, self.chunk_size, self.name = workload, kernel, padded, chunk_size, name
+        self.device = workload.train.x.device
+        self.dtype = next(workload.model.parameters()).dtype
+        self.dropout_layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
+        # Modules that draw from torch's own generator share it, so they run one after another.
+        self.seeded = needs_loop(workload.model) is not None
+        self.threads = 1 if self.seeded or self.device.type != "cpu" else threads
+        self._own = threading.local()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def fit(
+        self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None
+    ) -> Fit:
+        sizes = self.work.train.sizes
+        rows = range(len(sizes)) if workers is None else workers.tolist()
+        moved = {**params, **clone({n: v for n, v in params.items() if group(n) in phase.update})}
+        tracked = {**buffers, **clone({n: v for n, v in buffers.items() if group(n) in phase.update})}
+        loss = torch.full((len(sizes),), float("nan"), dtype=self.dtype, device=self.device)
+        batches = {row: num_batches(sizes[row], phase.amount, self.work.source) for row in rows}
+        # Workers of like length end together, so that no row of a chunk waits for another.
+        order = sorted((row for row in rows if batches[row]), key=lambda row: -batches[row])
+        chunks = [order[k : k + self.chunk_size] for k in range(0, len(order), self.chunk_size)]
+        self._each(lambda chunk: self._fit_chunk(moved, tracked, loss, chunk, phase, round), chunks)
+        return Fit(moved, tracked, loss)
+
+    def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
+        def score(row: int) -> tuple[Tensor, Tensor, Tensor]:
+            model = self._model(params, buffers, row)
+            model.eval()
+            here = shards.rows(row)
+            metric, loss, count = (torch.zeros((), dtype=self.dtype, device=self.device) for _ in range(3))
+            for start in range(here.start, here.stop, _FORWARD_BATCH):
+                part = slice(start, min(start + _FORWARD_BATCH, here.stop))
+                y = shards.y[part]
+                weight = torch.ones(len(y), dtype=self.dtype, device=self.device)
+                weight = weight if shards.weight is None else shards.weight[part]
+                output = model(shards.x[shards.index[part]])
+                metric += (self.work.metric(output, y) * weight).sum()
+                loss += (self.work.loss(output, y) * weight).sum()
+                count += weight.sum()
+            return metric / count, loss / count, torch.tensor(here.stop - here.start)
+
+        with torch.no_grad():
+            scores = self._each(score, range(shards.num_workers), no_grad=True)
+        columns = [torch.stack(column) for column in zip(*scores, strict=True)]
+        return Evaluation(*columns)
+
+    def gradient(
+        self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
+    ) -> Params:
+        moving = [name for name in params if group(name) in phase.update]
+        train = self.work.train
+
+        def one(row: int) -> list[Tensor]:
+            model = self._model(params, buffers, row)
+            model.eval()
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(group(name) in phase.update)
+            leaves = [model.get_parameter(name) for name in moving]
+            here = train.rows(row)
+            if batches is None:
+                positions = np.arange(here.start, here.stop)
+            else:
+                first = Phase(phase.stream, phase.update, batches, phase.optimizer, phase.objective)
+                drawn = plan(train.sizes[row], first, self.work.source, worker=self.work.ids[row], round=round)
+                positions = np.concatenate(drawn) + here.start
+            total = [torch.zeros_like(leaf) for leaf in leaves]
+            for start in range(0, len(positions), _FORWARD_BATCH):
+                part = as_index(positions[start : start + _FORWARD_BATCH]).to(self.device)
+                constants = {n: v[row].expand(len(part), *v.shape[1:]) for n, v in phase.constants.items()}
+                outputs = model.outputs(model.features(train.x[train.index[part]]))
+                loss = phase.objective(outputs, train.y[part], constants).sum() / len(positions)
+                for sum_, g in zip(total, torch.autograd.grad(loss, leaves), strict=True):
+                    sum_ += g
+            return total
+
+        each = self._each(one, range(train.num_workers))
+        return {name: torch.stack([worker[k] for worker in each]) for k, name in enumerate(moving)}
+
+    def _fit_chunk(
+        self, moved: Params, tracked: Buffers, loss: Tensor, chunk: list[int], phase: Phase, round: int
+    ) -> None:
+        model, pool, index, targets = self._inputs(moved, tracked, chunk, phase)
+        names = [name for name, _ in model.named_parameters()]
+        statistics = [name for name, _ in model.named_buffers() if name in tracked]
+        rows = torch.tensor(chunk, device=self.device)
+        params = {name: _take(moved[name], chunk, rows) for name in names}
+        buffers = {name: _take(tracked[name], chunk, rows) for name in statistics}
+        kernel = self.kernel(model, _narrow(phase, chunk, rows, names), params, buffers, self.dropout_layers)
+        sums = torch.zeros(len(chunk), dtype=self.dtype, device=self.device)
+        seen = torch.zeros_like(sums)
+        if self.seeded:
+            torch.manual_seed(key(self.work.source.seed, phase.stream, worker=self.work.ids[chunk[0]], round=round))
+        for batch in self._batches(pool, index, targets, chunk, phase, round):
+            active = len(batch.count)
+            sums[:active] += kernel.step(batch)
+            seen[:active] += batch.count
+        if len(chunk) > 1:
+            for name in names:
+                if group(name) in phase.update:
+                    moved[name][rows] = params[name]
+            for name in statistics:
+                if group(name) in phase.update:
+                    tracked[name][rows] = buffers[name]
+        loss[rows] = sums / seen
+
+    def _inputs(
+        self, params: Params, buffers: Buffers, chunk: list[int], phase: Phase
+    ) -> tuple[Split, Tensor, list[Tensor], list[Tensor]]:
+        """The net to train and its inputs: while the representation is frozen, features computed once for the phase."""
+        train = self.work.train
+        model = self._replica()
+        index = [train.index[train.rows(row)] for row in chunk]
+        targets = [train.y[train.rows(row)] for row in chunk]
+        frozen = "representation" not in phase.update and self.work.transform is None
+        depth = cacheable_prefix(model, phase.frozen) if frozen else 0
+        if depth == 0:
+            return model, train.x, index, targets
+        prefix, rest = cut(model, depth)
+        set_modes(model, phase)
+        features = []
+        with torch.no_grad():
+            for row, positions in zip(chunk, index, strict=True):
+                point_at(model, params, buffers, row)
+                parts = [prefix(train.x[part]) for part in positions.split(_FORWARD_BATCH)]
+                features.append(torch.cat(parts))
+        ends = np.cumsum([0] + [len(positions) for positions in index])
+        own = [torch.arange(a, b, device=self.device) for a, b in zip(ends, ends[1:], strict=False)]
+        return rest, torch.cat(features), own, targets
+
+    def _batches(
+        self, pool: Tensor, index: list[Tensor], targets: list[Tensor], chunk: list[int], phase: Phase, round: int
+    ) -> Iterator[Batch]:
+        work = self.work
+        plans = [
+            plan(len(own), phase, work.source, worker=work.ids[row], round=round)
+            for row, own in zip(chunk, index, strict=True)
+        ]
+        steps, size = max(map(len, plans)), work.source.batch_size
+        positions = np.zeros((len(chunk), steps, size), dtype=np.int64)
+        counts = np.zeros((steps, len(chunk)), dtype=np.int64)
+        for k, batches in enumerate(plans):
+            for s, batch in enumerate(batches):
+                positions[k, s, : len(batch)] = batch
+                counts[s, k] = len(batch)
+        where = torch.stack([own[as_index(p).to(own.device)] for own, p in zip(index, positions, strict=True)])
+        labels = torch.stack([own[as_index(p).to(own.device)] for own, p in zip(targets, positions, strict=True)])
+        lengths = torch.from_numpy(counts).to(self.device, self.dtype)
+        valid = torch.arange(size, device=self.device) < torch.from_numpy(counts).to(self.device).unsqueeze(-1)
+        bases = torch.tensor(
+            [dropout_base(work.source, phase, worker=work.ids[row], round=round) for row in chunk],
+            dtype=torch.int64,
+            device=self.device,
+        )
+        for s in range(steps):
+            active = int((counts[s] > 0).sum())
+            full = bool((counts[s, :active] == size).all())
+            # A lone unpadded worker takes its batch at its true size; stacked ones share the full size.
+            width = size if self.padded else int(counts[s, 0])
+            chosen = where[:active, s, :width]
+            x = pool.index_select(0, chosen.reshape(-1)).view(active, width, *pool.shape[1:])
+            if work.transform is not None:
+                x = self._transformed(x, counts[s], chunk, round, phase.stream, s)
+            weight = None if full or not self.padded else valid[s, :active].to(self.dtype)
+            yield Batch(x, labels[:active, s, :width], weight, lengths[s, :active], bases[:active], s)
+
+    def _transformed(
+        self, x: Tensor, counts: np.ndarray, chunk: list[int], round: int, stream: str, step: int
+    ) -> Tensor:
+        assert self.work.transform is not None
+        changed = x.clone()
+        for k in range(len(x)):
+            rng = generator(
+                self.work.source.seed, f"transform/{stream}", worker=self.work.ids[chunk[k]], round=round, epoch=step
+            )
+            changed[k, : counts[k]] = self.work.transform(x[k, : counts[k]], rng)
+        return changed
+
+    def _model(self, params: Params, buffers: Buffers, row: int) -> Split:
+        model = self._replica()
+        point_at(model, params, buffers, row)
+        return model
+
+    def _replica(self) -> Split:
+        """This thread's own copy of the net: a module can be pointed at one worker at a time only."""
+        if getattr(self._own, "model", None) is None:
+            self._own.model = copy.deepcopy(self.work.model)
+        return self._own.model
+
+    def _each(self, work: Callable[..., Result], items: Sequence, *, no_grad: bool = False) -> list[Result]:
+        """``work`` on every item, one single-threaded thread per core, results in order."""
+
+        def run(item: object) -> Result:
+            with torch.set_grad_enabled(not no_grad):
+                return work(item)
+
+        if self.device.type != "cpu":
+            return [run(item) for item in items]
+        if self.threads == 1 or len(items) < 2:
+            with _one_thread():
+                return [run(item) for item in items]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
+        return list(self._pool.map(run, items))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """No threads inside operations: their number would change the order of sums."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _take(leaf: Tensor, chunk: list[int], rows: Tensor) -> Tensor:
+    """The chunk's rows: the very memory for one worker, a copy for several."""
+    return leaf[chunk[0] : chunk[0] + 1] if len(chunk) == 1 else leaf[rows]
+
+
+def _narrow(phase: Phase, chunk: list[int], rows: Tensor, names: list[str]) -> Phase:
+    """The phase with its per-worker tensors cut to a chunk's rows."""
+
+    def narrow(tree: Params) -> Params:
+        return {name: _take(leaf, chunk, rows) for name, leaf in tree.items()}
+
+    def named(tree: Params) -> Params:
+        return narrow({name: leaf for name, leaf in tree.items() if name in names})
+
+    return replace(
+        phase,
+        constants=narrow(phase.constants),
+        proximal=None if phase.proximal is None else (named(phase.proximal[0]), phase.proximal[1]),
+        mask=None if phase.mask is None else named(phase.mask),
+    )
+

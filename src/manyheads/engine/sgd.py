@@ -1,0 +1,62 @@
+"""One step of gradient descent on stacked workers: clip, weight decay, momentum, proximal pull, mask."""
+
+import torch
+from torch import Tensor
+
+from manyheads.engine.phase import SGD, Phase
+from manyheads.tree import Params
+
+
+def clip_factors(square_norms: Tensor, limit: float) -> Tensor:
+    """What each worker's gradient is multiplied by, [W], from its squared norm [W]."""
+    return (limit / (square_norms.sqrt() + 1e-6)).clamp(max=1.0)
+
+
+def clip_(gradients: Params, limit: float) -> None:
+    """Scale each worker's gradient in place so that its norm over all leaves is at most ``limit``."""
+    square = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
+    factors = clip_factors(square, limit)
+    for g in gradients.values():
+        g.mul_(factors.view(-1, *[1] * (g.ndim - 1)))
+
+
+class Descent:
+    """The moving part of one phase on one chunk: its momentum, which starts at zero, and the update rule."""
+
+    def __init__(self, phase: Phase, params: Params):
+        """``params`` [W, ...] are the rows the phase moves; they are changed in place by ``step``."""
+        self.sgd: SGD = phase.optimizer
+        self.params = params
+        self.momentum: Params = {}
+        self.proximal, self.mask = phase.proximal, phase.mask
+
+    def step(self, gradients: Params) -> None:
+        """Apply gradients [A, ...] to the first A rows. The gradients are used up."""
+        if self.sgd.clip is not None:
+            clip_(gradients, self.sgd.clip)
+        for name, gradient in gradients.items():
+            self.apply(name, gradient)
+
+    def apply(self, name: str, gradient: Tensor) -> None:
+        """Everything after the clip, for one leaf."""
+        active = len(gradient)
+        weight = self.params[name][:active]
+        if self.sgd.weight_decay:
+            gradient.add_(weight, alpha=self.sgd.weight_decay)
+        if self.sgd.momentum:
+            if name not in self.momentum:
+                self.momentum[name] = torch.zeros_like(self.params[name])
+            gradient = self.momentum[name][:active].mul_(self.sgd.momentum).add_(gradient)
+        self.move(name, gradient)
+
+    def move(self, name: str, direction: Tensor) -> None:
+        """Go one step along ``direction`` [A, ...], with the proximal pull and the mask."""
+        active = len(direction)
+        weight = self.params[name][:active]
+        if self.proximal is not None:
+            anchor, strength = self.proximal
+            pull = (weight - anchor[name][:active]).mul_(strength)
+            weight.sub_(pull, alpha=self.sgd.lr)
+        weight.add_(direction, alpha=-self.sgd.lr)
+        if self.mask is not None and name in self.mask:
+            weight.mul_(self.mask[name][:active])

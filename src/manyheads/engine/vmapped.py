@@ -1,0 +1,74 @@
+"""The general stacked kernel: any net without randomness of its own, through torch.func's vmap over workers."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from manyheads.engine.kernel import Batch, dropout_keys, dropouts, set_modes
+from manyheads.engine.phase import Phase
+from manyheads.engine.sgd import Descent
+from manyheads.models.norm import BatchNorm
+from manyheads.models.split import Split
+from manyheads.tree import Buffers, Params, add_prefix, select
+
+
+class Outputs(nn.Module):
+    """The net with its heads' outputs apart, as objectives want them."""
+
+    def __init__(self, net: Split) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.net.outputs(self.net.features(x))
+
+
+class VmapKernel:
+    """A chunk of workers in one vectorised call."""
+
+    padded: ClassVar[bool] = True
+
+    def __init__(
+        self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]
+    ) -> None:
+        self.net, self.phase, self.layers = Outputs(model), phase, dropout_layers
+        self.dropouts = list(dropouts(model))
+        self.norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]
+        self.descent = Descent(phase, select(params, phase.update))
+        self.frozen = {name: leaf for name, leaf in params.items() if name not in self.descent.params}
+        self.buffers = buffers
+        set_modes(model, phase)
+
+    def step(self, batch: Batch) -> Tensor:
+        active = len(batch.x)
+        supplied = {
+            f"{name}.key": keys
+            for name, keys in dropout_keys(self.layers, self.dropouts, batch.dropout_base, batch.step).items()
+        }
+        weight = torch.ones_like(batch.y, dtype=batch.count.dtype) if batch.weight is None else batch.weight
+        supplied |= {f"{name}.sample_weight": weight for name in self.norms if batch.weight is not None}
+
+        def loss(moving: Params, others: Params, x: Tensor, y: Tensor, weight: Tensor, count: Tensor, constants: Params):
+            tensors = add_prefix({**others, **moving}, "net")
+            outputs = functional_call(self.net, tensors, (x,))
+            rows = {name: leaf.expand(len(x), *leaf.shape) for name, leaf in constants.items()}
+            total = (self.phase.objective(outputs, y, rows) * weight).sum()
+            statistics = {name: tensors[f"net.{name}"] for name in self.buffers}
+            return total / count, (total, statistics)
+
+        moving = {name: leaf[:active] for name, leaf in self.descent.params.items()}
+        others = {name: leaf[:active] for name, leaf in {**self.frozen, **self.buffers}.items()} | supplied
+        # Statistics are written in place: let them be copies, so that a failed step leaves the rows whole.
+        others |= {name: leaf[:active].clone() for name, leaf in self.buffers.items()}
+        constants = {name: leaf[:active] for name, leaf in self.phase.constants.items()}
+        gradients, (_, (sums, statistics)) = vmap(grad_and_value(loss, has_aux=True))(
+            moving, others, batch.x, batch.y, weight, batch.count, constants
+        )
+        self.descent.step(gradients)
+        for name, value in statistics.items():
+            self.buffers[name][:active] = value
+        return sums
+
+

@@ -1,0 +1,29 @@
+"""What an engine works on: the net, the hosted workers' samples, and how a score is taken."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from manyheads.data.shards import Shards
+from manyheads.engine.batches import Source
+from manyheads.engine.phase import Loss
+from manyheads.models.split import Split
+
+Transform = Callable[[Tensor, np.random.Generator], Tensor]
+"""(inputs [batch, ...], generator) -> inputs [batch, ...]: a random change of the inputs at training time."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything about local training that stays the same over a whole run."""
+
+    model: Split
+    train: Shards
+    ids: tuple[int, ...]
+    """The hosted workers' ids, in the order of their rows."""
+    source: Source
+    loss: Loss
+    metric: Loss
+    transform: Transform | None = None

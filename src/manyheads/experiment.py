@@ -1,0 +1,249 @@
+"""Experiment: what is computed, hashed into the run id. Runtime: where and how, never hashed."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from manyheads.algorithms import Algorithm, get_algorithm
+from manyheads.algorithms.deprl import DePRL
+from manyheads.data.dataset import Dataset
+from manyheads.engine.phase import Loss
+from manyheads.engine.workload import Transform
+from manyheads.errors import UserError, unknown
+from manyheads.recipes import Recipe
+
+Precision = Literal["float64", "float32", "tf32", "bf16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that decides a run's numbers. None means: as the data set's recipe says."""
+
+    algorithm: Algorithm = field(default_factory=DePRL)
+    data: str | Dataset = "digits"
+    """Data set: a name, or the path of your own arrays (npz)."""
+    model: str | nn.Module | Callable[..., nn.Module] | None = None
+    """Net: a name, or package.module:factory."""
+    head: str | None = None
+    """Name of the module the head begins with; 'all' or 'none'. Default: the last layer."""
+    norm: Literal["shared", "local", "group"] = "shared"
+    """BatchNorm: statistics shared with the representation, kept local, or GroupNorm in its place."""
+    workers: int = 16
+    """Number of workers."""
+    split: str = "dirichlet:0.3"
+    """Who holds what: dirichlet:A, iid, shards:K or natural."""
+    test_split: Literal["shared", "overlap", "reweighted"] = "shared"
+    """Test shards: disjoint in the train split's proportions, overlapping, or the whole test pool reweighted."""
+    relabel: bool = False
+    """Every worker names the classes in its own order."""
+    validation: float = 0.1
+    """Part of each train shard held out for validation."""
+    graph: str = "ring"
+    """Communication graph: ring, random:P, full, torus, exponential, regular:D, star, one-peer-exponential, in-neighbours:K."""
+    weights: Literal["metropolis", "uniform", "max-degree", "lazy"] | None = None
+    """Mixing weights. Default: metropolis (uniform for algorithms that say so)."""
+    redraw: bool = False
+    """Draw a random graph anew each round."""
+    link_failure: float = 0.0
+    """Chance that a link fails in a round."""
+    worker_failure: float = 0.0
+    """Chance that a worker is absent from a round."""
+    rounds: int | None = None
+    """Number of rounds."""
+    seed: int = 1
+    """Seed of everything random."""
+    batch_size: int | None = None
+    """Samples in a mini-batch."""
+    lr: float | None = None
+    """Rate of the representation and of whole models."""
+    head_lr: float | None = None
+    """Rate of heads trained by themselves."""
+    momentum: float | None = None
+    """Momentum, reset in every phase."""
+    weight_decay: float | None = None
+    """Weight decay."""
+    clip: float | None = None
+    """Largest gradient norm; 0 turns clipping off."""
+    decay: float | None = None
+    """Factor on the rates after each round."""
+    schedule: Literal["decay", "corollary"] = "decay"
+    """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
+    precision: Precision = "float32"
+    """Numbers of the training: float64, float32, tf32 or bf16."""
+    loss: Loss | None = None
+    metric: Loss | None = None
+    transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay")
+        _not_negative(self, "momentum", "weight_decay", "clip", "seed")
+        for name in ("validation", "link_failure", "worker_failure"):
+            value = getattr(self, name)
+            if not 0 <= value < 1:
+                raise UserError(f"{_flag(name)} {value} is outside [0, 1): give a fraction below 1.")
+        for spec in fields(self):
+            _check_choice(self, spec.name, spec.type)
+        check_options(self.algorithm)
+
+    def complete(self, recipe: Recipe) -> "Experiment":
+        """The experiment with every value filled in from a recipe."""
+        missing = {
+            name: value for name, value in asdict(recipe).items() if getattr(self, name) is None
+        }
+        return replace(self, **missing)
+
+    def describe(self) -> dict[str, Any]:
+        """Every field as JSON; objects that are not words or numbers as a description with a hash of their content."""
+        out: dict[str, Any] = {
+            "algorithm": {"name": self.algorithm.name, **asdict(self.algorithm)}  # pyright: ignore[reportArgumentType]
+        }
+        for spec in fields(self):
+            if spec.name != "algorithm":
+                out[spec.name] = _plain(getattr(self, spec.name))
+        return out
+
+    def to_json(self) -> str:
+        """Canonical: the same experiment gives the same text."""
+        return json.dumps(self.describe(), indent=2, sort_keys=True) + "\n"
+
+    @staticmethod
+    def from_json(text: str, **objects: Any) -> "Experiment":
+        """An experiment from its text; what the text can only describe (a module, arrays, a loss) is given by name."""
+        try:
+            values = json.loads(text)
+            algorithm = dict(values.pop("algorithm"))
+            kind = get_algorithm(algorithm.pop("name"))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"not an experiment: {error}. Give an experiment.json that manyheads wrote.") from None
+        allowed = {spec.name for spec in fields(Experiment)} - {"algorithm"}
+        for name in values:
+            if name not in allowed:
+                raise unknown("experiment field", name, allowed)
+        for name in algorithm:
+            if name not in (known := option_defaults(kind)):
+                raise unknown(f"option of {kind.name}", name, known)
+        for name, value in list(values.items()):
+            if name in objects:
+                values[name] = objects[name]
+            elif isinstance(value, dict):
+                raise UserError(
+                    f"the experiment's {name} is {value['kind']}, which cannot be read from a file: give it in Python."
+                )
+        return Experiment(algorithm=kind(**algorithm), **values)
+
+    @property
+    def run_id(self) -> str:
+        """Twelve letters that stand for the experiment; rounds are left out, so that a run can be extended."""
+        values = self.describe()
+        if not (self.algorithm.uses_rounds or self.schedule == "corollary"):
+            del values["rounds"]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of the weights that are kept and mixed."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """Where and how a run is computed. None of it changes what is computed."""
+
+    out: Path | None = None
+    """Run directory; None: keep nothing."""
+    resume: bool = False
+    """Insist that the run directory exists."""
+    data_dir: Path | None = None
+    """Folder of the data sets."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, or auto."""
+    engine: str = "auto"
+    """loop, batched, or auto."""
+    threads: int | None = None
+    """Threads; default: one per core."""
+    eval_every: int = 1
+    """Evaluate every so many rounds, and at the end."""
+    checkpoint_every: int | None = None
+    """Rounds between checkpoints; default: as often as 5 % of the time allows."""
+    deterministic: bool = False
+    """Bit-exact kernels on a GPU."""
+
+    def __post_init__(self) -> None:
+        _positive(self, "eval_every", "checkpoint_every", "threads")
+
+
+def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:
+    """An algorithm's own options and their defaults."""
+    return {spec.name: spec.default for spec in fields(algorithm)}  # pyright: ignore[reportArgumentType]
+
+
+def check_options(algorithm: Algorithm) -> None:
+    """Refuse options of an algorithm that make no sense."""
+    for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
+        _check_choice(algorithm, spec.name, spec.type)
+        value = getattr(algorithm, spec.name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        if value < 0 or not isfinite(value):
+            raise UserError(f"{_flag(spec.name)} {value} is negative: give a number of at least 0.")
+    for unit in ("", "head_", "body_"):
+        steps, epochs = getattr(algorithm, f"{unit}steps", None), getattr(algorithm, f"{unit}epochs", None)
+        if steps is not None and epochs not in (None, option_defaults(type(algorithm))[f"{unit}epochs"]):
+            raise UserError(f"{_flag(unit + 'epochs')} and {_flag(unit + 'steps')} exclude each other: give one.")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _positive(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not (value > 0 and isfinite(value)):
+            raise UserError(f"{_flag(name)} {value} is not positive: give a number above 0.")
+
+
+def _not_negative(owner: object, *names: str) -> None:
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not (value >= 0 and isfinite(value)):
+            raise UserError(f"{_flag(name)} {value} is negative: give a number of at least 0.")
+
+
+def _check_choice(owner: object, name: str, kind: Any) -> None:
+    """A field typed as a Literal takes one of its words."""
+    allowed = [word for word in _words(kind) if word is not None]
+    value = getattr(owner, name)
+    if allowed and value is not None and value not in allowed:
+        raise unknown(_flag(name), str(value), allowed)
+
+
+def _words(kind: Any) -> tuple[Any, ...]:
+    args = getattr(kind, "__args__", ())
+    if getattr(kind, "__origin__", None) is Literal:
+        return args
+    return tuple(word for part in args for word in _words(part))
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it; objects by what they are and a hash of their content."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, Dataset):
+        return {"kind": "arrays", "name": value.name, "sha256": value.digest()}
+    if isinstance(value, nn.Module):
+        digest = hashlib.sha256(repr(value).encode())
+        for tensor in value.state_dict().values():
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return {"kind": f"module {type(value).__qualname__}", "sha256": digest.hexdigest()}
+    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
+    return {"kind": f"function {name}"}

@@ -1,0 +1,16 @@
+"""One number out of every worker's score: mean, spread, worst tenth."""
+
+from math import ceil
+
+import torch
+from torch import Tensor
+
+
+def summarise(scores: Tensor, counts: Tensor) -> tuple[float, float, float]:
+    """Mean, population deviation and mean of the lowest tenth of scores [N], over workers with samples (counts [N] > 0)."""
+    kept = scores[counts > 0].to(torch.float64)
+    if not len(kept):
+        nan = float("nan")
+        return nan, nan, nan
+    lowest = kept.sort().values[: ceil(len(kept) / 10)]
+    return float(kept.mean()), float(kept.std(correction=0)), float(lowest.mean())

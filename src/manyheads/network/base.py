@@ -1,0 +1,62 @@
+"""The network protocol: the only way workers exchange anything."""
+
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from manyheads.tree import Params, group
+
+
+class Network(Protocol):
+    """Exchanges rows between the workers of one run, wherever they are hosted."""
+
+    num_workers: int
+    workers: range
+    """The workers this process hosts, in the order of their rows."""
+    traffic: "Traffic"
+
+    def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
+        """Row i becomes sum_j P_ij x_j; with a mask, sum_j P_ij x_j / sum_j P_ij m_j, and 0 where that is 0 / 0."""
+        ...
+
+    def average(self, params: Params, weights: np.ndarray) -> Params:
+        """Every row becomes sum_j w_j x_j / sum_j w_j: a parameter server. Who has weight 0 takes no part."""
+        ...
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Values [hosted workers, ...] of every process, in worker order: [N, ...]. For metrics only."""
+        ...
+
+    def present(self, round: int) -> np.ndarray:
+        """Who takes part in a round on the communication graph, [N] bool."""
+        ...
+
+
+class Traffic:
+    """Bytes that crossed the logical links so far, per hosted worker, and what the transport was handed."""
+
+    def __init__(self, hosted: int) -> None:
+        self.sent = np.zeros(hosted, dtype=np.int64)
+        self.received = np.zeros(hosted, dtype=np.int64)
+        self.on_wire = 0
+
+
+def refuse_private(params: Params, private: frozenset[str]) -> None:
+    """Private leaves never reach the network: stop before one does."""
+    for name in params:
+        if group(name) in private:
+            raise RuntimeError(f"'{name}' is private to its worker and was about to be sent")
+
+
+def message_bytes(params: Params, mask: Params | None) -> np.ndarray:
+    """Size of each worker's message [W]: its row, or under a mask the kept values and one bit per weight."""
+    sizes = np.zeros(len(next(iter(params.values()))), dtype=np.int64)
+    for name, leaf in params.items():
+        numbers = leaf[0].numel() if len(leaf) else 0
+        if mask is not None and name in mask:
+            kept = mask[name].flatten(1).count_nonzero(1).cpu().numpy()
+            sizes += kept * leaf.element_size() + -(-numbers // 8)
+        else:
+            sizes += numbers * leaf.element_size()
+    return sizes

@@ -1,0 +1,50 @@
+"""Record: what is known about a run after a round; its fields are the columns of metrics.jsonl and summary.json."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One evaluated round. Accuracies are fractions of 1, unweighted over workers, after the round's last move."""
+
+    round: int
+    """Rounds finished."""
+    algorithm: str
+    run_id: str
+    accuracy_mean: float
+    """Mean over workers of each one's accuracy on its own test shard; workers without test samples are left out."""
+    accuracy_std: float
+    """Population deviation over workers."""
+    accuracy_worst10: float
+    """Mean of the lowest tenth of the workers (rounded up)."""
+    accuracy_before_mixing: float
+    """The same mean between local training and mixing."""
+    accuracy_validation: float | None
+    """On the held-out part of the train shards; None without one."""
+    majority_floor: float | None
+    """What naming each worker's most frequent train class would score; None for regression."""
+    workers_without_test: int
+    loss: float
+    """Mean over workers of the running loss in the round's last local phase."""
+    train_loss: float
+    """Mean over workers of the loss over the whole train shard after local training."""
+    consensus_error: float
+    """(1/N) sum_i |phi_i - phibar|^2 over representation parameters, after mixing."""
+    consensus_error_before_mixing: float
+    bytes_sent_per_worker: float
+    """Mean over workers, cumulative, on the logical graph; server algorithms: upload."""
+    bytes_received_per_worker: float
+    bytes_on_wire: int
+    """Payload handed to the transport between processes, cumulative."""
+    seconds: float
+    """Cumulative, kept over a resume."""
+    peak_memory_bytes: int
+    per_worker: dict[str, list[float | None]] = field(default_factory=dict)
+    """Values of every worker, kept in workers.jsonl."""
+
+    def metrics(self) -> dict[str, Any]:
+        """The line of metrics.jsonl."""
+        values = asdict(self)
+        del values["per_worker"]
+        return values

@@ -1,0 +1,24 @@
+"""Who mixes with whom, and with which weights: graph specs, mixing matrices round by round, their checks and pictures."""
+
+from manyheads.topology.graphs import Graph, parse_graph
+from manyheads.topology.layout import edges, layout
+from manyheads.topology.mixing import WEIGHTS, GraphMixing, MatrixMixing, build_mixing
+from manyheads.topology.rows import Mixing, Rows, check
+from manyheads.topology.spectrum import Spectrum, describe, spectral
+
+__all__ = [
+    "WEIGHTS",
+    "Graph",
+    "GraphMixing",
+    "MatrixMixing",
+    "Mixing",
+    "Rows",
+    "Spectrum",
+    "build_mixing",
+    "check",
+    "describe",
+    "edges",
+    "layout",
+    "parse_graph",
+    "spectral",
+]

@@ -1,0 +1,227 @@
+"""Graph specs such as ``ring`` or ``random:0.25``, and the links they stand for."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from manyheads.errors import UserError, unknown
+from manyheads.randomness import generator
+
+Pairs = tuple[np.ndarray, np.ndarray]
+"""(receivers, senders), each [pairs] int64, in any order."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A spec taken apart: ``random:0.25`` is ``Graph("random", 0.25)``."""
+
+    family: str
+    number: float | None = None
+
+    def __str__(self) -> str:
+        return self.family if self.number is None else f"{self.family}:{self.number}"
+
+    @property
+    def random(self) -> bool:
+        """Whether the links are drawn."""
+        return self.family in _RANDOM
+
+    @property
+    def directed(self) -> bool:
+        """Whether a link carries one way only."""
+        return self.family in ("in-neighbours", "one-peer-exponential")
+
+    @property
+    def balanced(self) -> bool:
+        """Whether uniform weights are doubly stochastic on it: everyone hears, and is heard by, equally many."""
+        return self.family not in ("random", "star", "in-neighbours")
+
+
+@dataclass(frozen=True)
+class Links:
+    """Who hears whom: ``receiver[l]`` hears ``sender[l]``, sorted by receiver, then sender; nobody hears themselves.
+
+    An undirected link stands twice, once for each direction.
+    """
+
+    num_workers: int
+    receiver: np.ndarray
+    sender: np.ndarray
+
+
+def parse_graph(spec: str) -> Graph:
+    """Read a spec: a name, and for random graphs a number after a colon."""
+    family, colon, text = spec.partition(":")
+    if family in _FIXED:
+        if colon:
+            raise UserError(f"graph '{spec}': {family} takes no number; write '{family}'.")
+        return Graph(family)
+    if family not in _RANDOM:
+        raise unknown("graph", family, [*_FIXED, *_RANDOM])
+    probability = family == "random"
+    try:
+        number = float(text) if probability else int(text)
+        allowed = 0 < number <= 1 if probability else number >= 1
+    except ValueError:
+        allowed = False
+    if not allowed:
+        wanted = "a probability above 0 and up to 1" if probability else "a whole number from 1 up"
+        raise UserError(f"graph '{spec}': {family} takes {wanted}, as in '{_EXAMPLES[family]}'.")
+    return Graph(family, number)
+
+
+def fixed_links(graph: Graph, num_workers: int) -> list[Links]:
+    """The rounds of one period of a graph that is not drawn."""
+    return [_links(num_workers, pairs, graph.directed) for pairs in _FIXED[graph.family](num_workers)]
+
+
+def draw_links(graph: Graph, num_workers: int, seed: int, round: int = 0, *, connect: bool = True) -> Links:
+    """Draw a random graph, again and again until it is connected unless ``connect`` is False."""
+    assert graph.number is not None
+    rng = generator(seed, "graph", round=round)
+    draw = _RANDOM[graph.family]
+    # A hopeless spec is refused in round 0, before anything is trained; a later round may take its time.
+    draws = 100 if round == 0 else 100_000
+    for _ in range(draws):
+        links = _links(num_workers, draw(num_workers, graph.number, rng), graph.directed)
+        if not connect or connected(num_workers, links.receiver, links.sender):
+            return links
+    advice = {
+        "random": f"use random:{math.ceil(100 * (1 - num_workers ** (-1 / (num_workers - 1)))) / 100} or more",
+        "regular": "use regular:3 or ring",
+        "in-neighbours": f"use in-neighbours:{math.ceil(math.log(num_workers))} or more, or --redraw",
+    }[graph.family]
+    raise UserError(f"{graph} on {num_workers} workers gave no connected graph in {draws} draws: {advice}.")
+
+
+def connected(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> bool:
+    """Whether every worker's news reaches every other, over any number of steps; [links], [links] -> bool."""
+
+    def reached(to: np.ndarray, start: np.ndarray) -> int:
+        seen = np.zeros(num_workers, dtype=bool)
+        seen[0] = True
+        count = 0
+        while (now := np.count_nonzero(seen)) > count:
+            count = now
+            seen[to[seen[start]]] = True
+        return count
+
+    return reached(receiver, sender) == num_workers and reached(sender, receiver) == num_workers
+
+
+def grid_shape(num_workers: int) -> tuple[int, int]:
+    """The squarest grid of exactly that many workers: (rows, columns), rows <= columns."""
+    rows = next(r for r in range(math.isqrt(num_workers), 0, -1) if num_workers % r == 0)
+    return rows, num_workers // rows
+
+
+def _links(num_workers: int, pairs: Pairs, directed: bool) -> Links:
+    receiver, sender = pairs
+    codes = receiver * num_workers + sender
+    if not directed:
+        codes = np.concatenate([codes, sender * num_workers + receiver])
+    return Links(num_workers, *np.divmod(np.unique(codes), num_workers))
+
+
+def _hops(num_workers: int, distances: list[int]) -> Pairs:
+    """Everyone hears the workers that stand these distances before them on a circle."""
+    receiver = np.tile(np.arange(num_workers), len(distances))
+    return receiver, (receiver - np.repeat(distances, num_workers)) % num_workers
+
+
+def _powers(num_workers: int) -> list[int]:
+    """1, 2, 4, ... below the number of workers."""
+    return [2**j for j in range((num_workers - 1).bit_length())]
+
+
+def _star(num_workers: int) -> list[Pairs]:
+    leaves = np.arange(1, num_workers)
+    return [(leaves, np.zeros_like(leaves))]
+
+
+def _torus(num_workers: int) -> list[Pairs]:
+    rows, columns = grid_shape(num_workers)
+    if rows == 1:
+        others = "4" if num_workers < 4 else f"{num_workers - 1} or {num_workers + 1}"
+        raise UserError(f"torus: {num_workers} workers make no grid; use {others} workers, or another graph such as ring.")
+    grid = np.arange(num_workers).reshape(rows, columns)
+    before = [np.roll(grid, 1, axis).ravel() for axis in (0, 1)]
+    return [(np.tile(grid.ravel(), 2), np.concatenate(before))]
+
+
+def _random(num_workers: int, probability: float, rng: np.random.Generator) -> Pairs:
+    receiver, sender = np.nonzero(np.triu(rng.random((num_workers, num_workers)) < probability, k=1))
+    return receiver, sender
+
+
+def _regular(num_workers: int, number: float, rng: np.random.Generator) -> Pairs:
+    """Pair the workers' open ends at random, keep the new links and pair the rest again, as Steger and Wormald do."""
+    degree = int(number)
+    if degree >= num_workers:
+        raise UserError(f"regular:{degree} on {num_workers} workers: at most regular:{num_workers - 1} is possible.")
+    if degree == 1 and num_workers > 2:
+        raise UserError(f"regular:1 links only pairs, so {num_workers} workers stay apart: use regular:2 or more.")
+    if degree * num_workers % 2:
+        near = f"regular:{degree - 1}" if degree + 1 >= num_workers else f"regular:{degree + 1}"
+        raise UserError(f"regular:{degree} on {num_workers} workers: one of the two must be even; use {near}.")
+    # A dense graph is the complement of a sparse one, and pairing rarely gets stuck on sparse ones.
+    sparse = min(degree, num_workers - 1 - degree)
+    while (linked := _pair_up(num_workers, sparse, rng)) is None:
+        pass
+    if sparse != degree:
+        linked = ~linked
+    receiver, sender = np.nonzero(np.triu(linked, k=1))
+    return receiver, sender
+
+
+def _pair_up(num_workers: int, degree: int, rng: np.random.Generator) -> np.ndarray | None:
+    """One attempt at a regular graph: [N, N] bool with a true diagonal, or None when only forbidden pairs are left."""
+    linked = np.eye(num_workers, dtype=bool)
+    ends = np.repeat(np.arange(num_workers), degree)
+    while len(ends):
+        pairs = np.sort(rng.permutation(ends).reshape(-1, 2), axis=1)
+        low, high = pairs.T
+        new = np.zeros(len(pairs), dtype=bool)
+        new[np.unique(low * num_workers + high, return_index=True)[1]] = True
+        new &= ~linked[low, high]
+        linked[low[new], high[new]] = linked[high[new], low[new]] = True
+        ends = pairs[~new].ravel()
+        left = np.unique(ends)
+        if len(ends) and linked[np.ix_(left, left)].all():
+            return None
+    return linked
+
+
+def _in_neighbours(num_workers: int, number: float, rng: np.random.Generator) -> Pairs:
+    count = int(number)
+    if count >= num_workers:
+        raise UserError(
+            f"in-neighbours:{count} on {num_workers} workers: a worker has only {num_workers - 1} others; "
+            f"use in-neighbours:{num_workers - 1} or fewer."
+        )
+    lots = rng.random((num_workers, num_workers))
+    np.fill_diagonal(lots, 2.0)
+    sender = np.argpartition(lots, count - 1, axis=1)[:, :count].ravel()
+    return np.repeat(np.arange(num_workers), count), sender
+
+
+_FIXED: dict[str, Callable[[int], list[Pairs]]] = {
+    "ring": lambda n: [_hops(n, [1])],
+    "full": lambda n: [_hops(n, list(range(1, n)))],
+    "torus": _torus,
+    "exponential": lambda n: [_hops(n, _powers(n))],
+    "star": _star,
+    "one-peer-exponential": lambda n: [_hops(n, [distance]) for distance in _powers(n)],
+}
+"""Number of workers -> the rounds of one period."""
+
+_RANDOM: dict[str, Callable[[int, float, np.random.Generator], Pairs]] = {
+    "random": _random,
+    "regular": _regular,
+    "in-neighbours": _in_neighbours,
+}
+"""(number of workers, the spec's number, generator) -> one draw."""
+
+_EXAMPLES = {"random": "random:0.25", "regular": "regular:4", "in-neighbours": "in-neighbours:10"}

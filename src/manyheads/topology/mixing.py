@@ -1,0 +1,196 @@
+"""Mixing matrices as functions of the round: a graph's, with weights, redraws and failures, or the user's own."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+
+import numpy as np
+
+from manyheads.errors import UserError, unknown
+from manyheads.randomness import generator
+from manyheads.topology.graphs import Graph, Links, draw_links, fixed_links, parse_graph
+from manyheads.topology.rows import Mixing, Rows, check, check_rows, sparse_rows
+
+
+@dataclass(frozen=True, eq=False)
+class GraphMixing:
+    """The mixing that ``build_mixing`` makes out of a graph."""
+
+    name: str
+    num_workers: int
+    period: int | None
+    directed: bool
+    doubly_stochastic: bool
+    notes: tuple[str, ...]
+    draw: Callable[[int], Rows] = field(repr=False)
+    """Round (below the period, where there is one) -> P."""
+
+    def rows(self, round: int) -> Rows:
+        """P of one round. Cached and shared: do not write into it."""
+        return self.draw(round if self.period is None else round % self.period)
+
+
+class MatrixMixing:
+    """A mixing matrix of your own, [N, N] or a function round -> [N, N], checked like any other.
+
+    ``period``: after how many rounds a function repeats itself; None: never. ``directed``: P need not be symmetric.
+    ``allow_row_stochastic``: only the rows need to sum to 1. ``allow_disconnected``: the identity, for example.
+    """
+
+    def __init__(
+        self,
+        matrix: np.ndarray | Callable[[int], np.ndarray],
+        *,
+        period: int | None = None,
+        directed: bool = False,
+        allow_row_stochastic: bool = False,
+        allow_disconnected: bool = False,
+        name: str = "matrix",
+    ) -> None:
+        function = matrix if callable(matrix) else lambda round: matrix
+        self.name = name
+        self.period = period if callable(matrix) else 1
+        self.directed = directed
+        self.doubly_stochastic = not allow_row_stochastic
+        self.notes = (_note(f"{name} is given so"),) if allow_row_stochastic else ()
+        self.num_workers = len(np.atleast_1d(function(0)))
+
+        def draw(round: int) -> Rows:
+            rows = self._sparse(np.asarray(function(round), dtype=np.float64), round)
+            check_rows(rows, round, directed=directed, doubly_stochastic=self.doubly_stochastic)
+            return rows
+
+        self._draw = lru_cache(maxsize=self.period or 2)(draw)
+        check(self, connect=not allow_disconnected)
+
+    def rows(self, round: int) -> Rows:
+        """P of one round. Cached and shared: do not write into it."""
+        return self._draw(round if self.period is None else round % self.period)
+
+    def _sparse(self, matrix: np.ndarray, round: int) -> Rows:
+        if matrix.shape != (self.num_workers, self.num_workers) or not matrix.size:
+            raise UserError(f"P of round {round} has the shape {list(matrix.shape)}: give a square [workers, workers].")
+        receiver, sender = np.nonzero(matrix * ~np.eye(len(matrix), dtype=bool))
+        present = np.ones(self.num_workers, dtype=bool)
+        return sparse_rows(receiver, sender, matrix[receiver, sender], present, diagonal=np.diagonal(matrix))
+
+
+def build_mixing(
+    graph: str,
+    num_workers: int,
+    *,
+    weights: str = "metropolis",
+    redraw: bool = False,
+    link_failure: float = 0.0,
+    worker_failure: float = 0.0,
+    seed: int = 1,
+    allow_row_stochastic: bool = False,
+) -> Mixing:
+    """The mixing of a graph spec, checked.
+
+    ``redraw`` draws a random graph anew each round. In each round every link fails with probability ``link_failure``
+    and every worker is absent with probability ``worker_failure``, which takes all its links; one worker at least is
+    present always. The weight of a failed link stays with its receivers. A P that is not doubly stochastic is
+    refused unless ``allow_row_stochastic`` (an algorithm's word) or ``weights="uniform"`` (the user's) accepts it.
+    """
+    spec = parse_graph(graph)
+    if weights not in WEIGHTS:
+        raise unknown("weights", weights, WEIGHTS)
+    if num_workers < 2:
+        raise UserError(f"a graph of {num_workers} workers has no links: use at least 2 workers.")
+    for what, probability in (("link", link_failure), ("worker", worker_failure)):
+        if not 0 <= probability < 1:
+            raise UserError(f"--{what}-failure {probability}: use a probability from 0 up to, but below, 1.")
+    if redraw and not spec.random:
+        raise UserError(f"{spec} is not drawn at random: leave out --redraw, or use random:P, regular:D or in-neighbours:K.")
+    failing = link_failure > 0 or worker_failure > 0
+    reason = _why_row_stochastic(spec, weights, failing)
+    if reason and not (allow_row_stochastic or weights == "uniform"):
+        raise UserError(
+            f"{_note(reason)}: use an undirected graph such as regular:4 or exponential, or accept it with --weights uniform."
+        )
+
+    if spec.random:
+        # Directed draws need not be connected one by one when others follow.
+        connect = not (redraw and spec.directed)
+        period = None if redraw else 1
+        links = lambda round: draw_links(spec, num_workers, seed, round, connect=connect)  # noqa: E731
+    else:
+        cycle = fixed_links(spec, num_workers)
+        period = len(cycle)
+        links = cycle.__getitem__
+    steady = GraphMixing(
+        str(spec),
+        num_workers,
+        period,
+        spec.directed,
+        reason is None,
+        (_note(reason),) if reason else (),
+        lru_cache(maxsize=period or 2)(lambda round: _weighted(links(round), weights)),
+    )
+    check(steady)
+    if not failing:
+        return steady
+
+    def disturbed(round: int) -> Rows:
+        present = _present(num_workers, worker_failure, seed, round)
+        return _without_failed(steady.rows(round), present, link_failure, seed, round, spec.directed)
+
+    return replace(steady, period=None, draw=lru_cache(maxsize=2)(disturbed))
+
+
+def _why_row_stochastic(spec: Graph, weights: str, failing: bool) -> str | None:
+    """What keeps P from being doubly stochastic; None when it is."""
+    if spec.family == "in-neighbours":
+        return f"{spec} is directed"
+    if spec.directed and failing:
+        return f"the failing links of {spec} are directed"
+    if weights == "uniform" and not spec.balanced:
+        return f"uniform weights on {spec}, whose workers differ in degree"
+    return None
+
+
+def _note(reason: str) -> str:
+    return f"{reason}: P is row-stochastic only and mixing does not keep the workers' mean"
+
+
+def _metropolis(degree: np.ndarray, links: Links) -> np.ndarray:
+    return 1 / (1 + np.maximum(degree[links.receiver], degree[links.sender]))
+
+
+WEIGHTS: dict[str, Callable[[np.ndarray, Links], np.ndarray]] = {
+    "metropolis": _metropolis,
+    "uniform": lambda degree, links: 1 / (1 + degree[links.receiver]),
+    "max-degree": lambda degree, links: np.full(len(links.receiver), 1 / (1 + degree.max())),
+    "lazy": lambda degree, links: _metropolis(degree, links) / 2,
+}
+"""(how many each worker hears [N], links) -> the weight of each link; the diagonal takes what is left of 1."""
+
+
+def _weighted(links: Links, weights: str) -> Rows:
+    degree = np.bincount(links.receiver, minlength=links.num_workers)
+    present = np.ones(links.num_workers, dtype=bool)
+    return sparse_rows(links.receiver, links.sender, WEIGHTS[weights](degree, links), present)
+
+
+def _present(num_workers: int, failure: float, seed: int, round: int) -> np.ndarray:
+    """Who takes part, [N] bool: never nobody, so that a mean over the present is always one over somebody."""
+    lots = generator(seed, "absence", round=round).random(num_workers)
+    return lots >= min(failure, lots.max())
+
+
+def _without_failed(
+    rows: Rows, present: np.ndarray, link_failure: float, seed: int, round: int, directed: bool
+) -> Rows:
+    """Drop the failed links and those of absent workers; their weight stays with the receiver.
+
+    An undirected link fails in both directions at once, so a symmetric P stays symmetric and doubly stochastic.
+    """
+    receivers = rows.receivers
+    link = receivers != rows.columns
+    receiver, sender, weight = receivers[link], rows.columns[link], rows.weights[link]
+    first, second = (receiver, sender) if directed else (np.minimum(receiver, sender), np.maximum(receiver, sender))
+    names, index = np.unique(first * rows.num_workers + second, return_inverse=True)
+    works = generator(seed, "links", round=round).random(len(names)) >= link_failure
+    alive = works[index] & present[receiver] & present[sender]
+    return sparse_rows(receiver[alive], sender[alive], weight[alive], present)

@@ -1,0 +1,145 @@
+"""One round's mixing matrix as sparse rows, and what every mixing matrix must satisfy."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from manyheads.errors import UserError
+from manyheads.topology.graphs import connected
+
+TOLERANCE = 1e-6
+"""How far from 1 a sum may lie: loose enough for a matrix that was float32 once."""
+
+SEARCHED_ROUNDS = 64
+"""How many rounds of a mixing without a period are joined in search of a connected graph."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """P of one round, N rows of neighbours and weights: worker i gets ``sum_j P_ij x_j``.
+
+    A row holds its diagonal entry always, even with weight 0, and every other entry only where a message crosses a
+    link: ``len(columns) - N`` messages are sent in the round.
+    """
+
+    offsets: np.ndarray
+    """Row i is the entries ``offsets[i]:offsets[i + 1]``, [N + 1] int64."""
+    columns: np.ndarray
+    """Whom the worker hears, ascending within a row, [entries] int64."""
+    weights: np.ndarray
+    """[entries] float64."""
+    present: np.ndarray
+    """[N] bool: an absent worker neither trains nor mixes in the round, and its row is that of the identity."""
+
+    @property
+    def num_workers(self) -> int:
+        return len(self.present)
+
+    @property
+    def receivers(self) -> np.ndarray:
+        """The row each entry stands in, [entries] int64."""
+        return np.repeat(np.arange(self.num_workers), np.diff(self.offsets))
+
+    def dense(self) -> np.ndarray:
+        """P, [N, N] float64."""
+        matrix = np.zeros((self.num_workers, self.num_workers))
+        matrix[self.receivers, self.columns] = self.weights
+        return matrix
+
+
+class Mixing(Protocol):
+    """Round -> P. Pure: the same round gives the same rows, in any order and in any process."""
+
+    @property
+    def num_workers(self) -> int: ...
+    @property
+    def name(self) -> str:
+        """The spec, e.g. ``random:0.25``."""
+        ...
+
+    @property
+    def period(self) -> int | None:
+        """After how many rounds P repeats itself; None: never."""
+        ...
+
+    @property
+    def directed(self) -> bool:
+        """Whether links may carry one way only."""
+        ...
+
+    @property
+    def doubly_stochastic(self) -> bool:
+        """Whether the columns of every P sum to 1 as its rows do, so that mixing keeps the workers' mean."""
+        ...
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user has to know about this P, a line each; every output repeats them."""
+        ...
+
+    def rows(self, round: int) -> Rows:
+        """P of one round. Cached and shared: do not write into it."""
+        ...
+
+
+def sparse_rows(
+    receiver: np.ndarray, sender: np.ndarray, weight: np.ndarray, present: np.ndarray, diagonal: np.ndarray | None = None
+) -> Rows:
+    """Rows out of links in any order, each array [links]; what they leave of a row's 1 is the diagonal's, unless given."""
+    num_workers = len(present)
+    everyone = np.arange(num_workers)
+    if diagonal is None:
+        diagonal = 1.0 - np.bincount(receiver, weight, minlength=num_workers)
+    receivers = np.concatenate([receiver, everyone])
+    columns = np.concatenate([sender, everyone])
+    order = np.argsort(receivers * num_workers + columns)
+    offsets = np.zeros(num_workers + 1, dtype=np.int64)
+    np.cumsum(np.bincount(receivers, minlength=num_workers), out=offsets[1:])
+    return Rows(offsets, columns[order], np.concatenate([weight, diagonal])[order], present)
+
+
+def check_rows(rows: Rows, round: int, *, directed: bool, doubly_stochastic: bool) -> None:
+    """Refuse a P that is not what it claims to be."""
+    num_workers, receivers = rows.num_workers, rows.receivers
+    if not (np.isfinite(rows.weights) & (rows.weights >= 0)).all():
+        worst = rows.weights[np.argmin(np.where(np.isfinite(rows.weights), rows.weights, -np.inf))]
+        raise UserError(f"P of round {round} holds the weight {worst:g}: every weight must be a number from 0 up.")
+    _check_sums("row", np.bincount(receivers, rows.weights, minlength=num_workers), round)
+    if not doubly_stochastic:
+        return
+    _check_sums("column", np.bincount(rows.columns, rows.weights, minlength=num_workers), round)
+    if directed:
+        return
+    transposed = np.lexsort((receivers, rows.columns))
+    same = np.array_equal(rows.columns[transposed], receivers) and np.array_equal(receivers[transposed], rows.columns)
+    if not same or np.abs(rows.weights[transposed] - rows.weights).max() > TOLERANCE:
+        raise UserError(f"P of round {round} is not symmetric: make it so, or declare its links directed.")
+
+
+def _check_sums(kind: str, sums: np.ndarray, round: int) -> None:
+    worst = int(np.argmax(np.abs(sums - 1)))
+    if abs(sums[worst] - 1) > TOLERANCE:
+        mend = "" if kind == "row" else ", or allow a P that is only row-stochastic"
+        raise UserError(f"P of round {round}: {kind} {worst} sums to {sums[worst]:.6g}; make every {kind} sum to 1{mend}.")
+
+
+def check(mixing: Mixing, *, connect: bool = True) -> None:
+    """Refuse a mixing that breaks its own claims, or whose union over one period is not connected.
+
+    Without a period the first rounds are looked at, until their union is connected.
+    """
+    num_workers = mixing.num_workers
+    union = np.empty(0, dtype=np.int64)
+    for round in range(mixing.period or SEARCHED_ROUNDS):
+        rows = mixing.rows(round)
+        check_rows(rows, round, directed=mixing.directed, doubly_stochastic=mixing.doubly_stochastic)
+        heard = rows.weights > 0
+        union = np.union1d(union, rows.receivers[heard] * num_workers + rows.columns[heard])
+        if mixing.period is None and connected(num_workers, *np.divmod(union, num_workers)):
+            return
+    if connect and not connected(num_workers, *np.divmod(union, num_workers)):
+        raise UserError(
+            f"{mixing.name} on {num_workers} workers is not connected, so they can never agree: "
+            "add links until every worker can be reached from every other."
+        )
