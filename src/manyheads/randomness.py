@@ -1,4 +1,4 @@
-"""Every random draw as a pure function of (seed, worker, round, stream, step, layer), so that nothing is ever stored."""
+"""Every random draw as a pure function of (seed, worker, round, stream, step, layer): nothing is ever stored."""
 
 import hashlib
 from collections.abc import Iterator
@@ -9,6 +9,11 @@ import torch
 from torch import Tensor
 
 _WORD = (1 << 64) - 1
+
+# SplitMix64's constants as the signed numbers that int64 tensors hold.
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
+_SECOND = 0x94D049BB133111EB - (1 << 64)
 
 
 def stream_id(stream: str) -> int:
@@ -39,9 +44,13 @@ def torch_seed(seed: int) -> Iterator[None]:
         yield
 
 
-def mix_bits(x: Tensor) -> Tensor:
-    """Hash 32-bit integers held in int64 tensors (the 'lowbias32' finaliser): the same bits on every device."""
-    x = x & 0xFFFFFFFF
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
-    return x ^ (x >> 16)
+def hashed(key: Tensor, count: int) -> Tensor:
+    """The first ``count`` hashes a key names: keys [...] int64 -> [..., count] int64, the same bits on every device.
+
+    SplitMix64 with the key as its seed. The shifts carry the sign, which costs the state a bit or two of its 64 and
+    saves a masking pass for each.
+    """
+    z = torch.add(key.unsqueeze(-1), torch.arange(1, count + 1, device=key.device), alpha=_GOLDEN)
+    z = (z ^ (z >> 30)) * _FIRST
+    z = (z ^ (z >> 27)) * _SECOND
+    return z ^ (z >> 31)

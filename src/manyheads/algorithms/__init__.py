@@ -3,10 +3,17 @@
 from manyheads.algorithms.base import Algorithm, Context, State
 from manyheads.algorithms.d_psgd import DPSGD
 from manyheads.algorithms.deprl import DePRL
+from manyheads.algorithms.dispfl import DisPFL
+from manyheads.algorithms.ditto import Ditto
+from manyheads.algorithms.fedavg import FedAvg
+from manyheads.algorithms.fedrep import FedRep
+from manyheads.algorithms.fedrod import FedRoD
 from manyheads.algorithms.local import Local
 from manyheads.errors import unknown
 
-REGISTRY: dict[str, type[Algorithm]] = {kind.name: kind for kind in (DePRL, DPSGD, Local)}
+REGISTRY: dict[str, type[Algorithm]] = {
+    kind.name: kind for kind in (DePRL, DPSGD, DisPFL, FedAvg, FedRep, Ditto, FedRoD, Local)
+}
 """Every algorithm by name. Command line, files, contract tests and the distributed test follow from it."""
 
 
@@ -17,4 +24,18 @@ def get_algorithm(name: str) -> type[Algorithm]:
     return REGISTRY[name]
 
 
-__all__ = ["DPSGD", "REGISTRY", "Algorithm", "Context", "DePRL", "Local", "State", "get_algorithm"]
+__all__ = [
+    "DPSGD",
+    "REGISTRY",
+    "Algorithm",
+    "Context",
+    "DePRL",
+    "DisPFL",
+    "Ditto",
+    "FedAvg",
+    "FedRep",
+    "FedRoD",
+    "Local",
+    "State",
+    "get_algorithm",
+]

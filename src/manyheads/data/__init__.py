@@ -1,1 +1,39 @@
 """Data sets and who holds which part of them."""
+
+from pathlib import Path
+
+from manyheads.data import arrays, cifar, digits, fashion_mnist, harbox
+from manyheads.data.dataset import Dataset
+from manyheads.data.federation import Federation, federate
+from manyheads.data.files import Progress
+from manyheads.data.shards import Shards
+from manyheads.errors import unknown
+
+__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "load"]
+
+NAMES = ("digits", "cifar10", "cifar100", "fashion-mnist", "harbox", "mobiact")
+
+
+def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
+    """A data set by its name, or your own arrays by the path of their npz file.
+
+    Files are looked for in ``data_dir``, then $MANYHEADS_DATA, then the user's cache. Where a data set has an official
+    address, it is downloaded into the first of these, and ``progress`` is told (file, bytes so far, bytes in all).
+    """
+    match str(name_or_path):
+        case "digits":
+            return digits.load()
+        case "cifar10":
+            return cifar.load(cifar.CIFAR10, data_dir, progress)
+        case "cifar100":
+            return cifar.load(cifar.CIFAR100, data_dir, progress)
+        case "fashion-mnist":
+            return fashion_mnist.load(data_dir, progress)
+        case "harbox":
+            return harbox.load(data_dir)
+        case "mobiact":
+            return arrays.load_mobiact(data_dir)
+    path = Path(name_or_path).expanduser()
+    if path.suffix == ".npz" or path.exists():
+        return arrays.load(path)
+    raise unknown("data", str(name_or_path), [*NAMES, "a path to your own arrays (.npz)"])

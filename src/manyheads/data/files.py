@@ -111,11 +111,11 @@ def read(path: Path, md5: str) -> np.ndarray:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}; give it back its permissions or replace it.") from None
-    check_md5(path, content, md5)
+    check_md5(path, content.data, md5)
     return content
 
 
-def check_md5(path: Path, content: np.ndarray | bytes, md5: str) -> None:
+def check_md5(path: Path, content: memoryview | bytes, md5: str) -> None:
     """Refuse content that is not the published one."""
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != md5:
@@ -140,7 +140,9 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
                         while chunk := source.read(_CHUNK):
                             target.write(chunk)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise UserError(f"cannot unpack {archive} into {folder} ({error}): replace the archive or free the folder.") from None
+        raise UserError(
+            f"cannot unpack {archive} into {folder} ({error}): replace the archive or free the folder."
+        ) from None
     if wanted:
         raise UserError(f"{archive} lacks {', '.join(sorted(wanted))}: put the published archive there.")
     return folder
@@ -153,7 +155,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with part.open("wb") as file:
             yield file
-        os.replace(part, path)
+        part.replace(path)
     finally:
         part.unlink(missing_ok=True)
 

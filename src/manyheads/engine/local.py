@@ -139,7 +139,7 @@ class LocalEngine:
             for name in statistics:
                 if group(name) in phase.update:
                     tracked[name][rows] = buffers[name]
-        loss[rows] = sums / seen
+        loss[rows] = (sums / seen).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
     def _inputs(
         self, params: Params, buffers: Buffers, chunk: list[int], phase: Phase

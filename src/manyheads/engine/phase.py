@@ -74,7 +74,7 @@ class Fit:
     params: Params
     buffers: Buffers
     loss: Tensor
-    """Mean loss over the samples each worker saw, [W]; NaN where a worker saw none."""
+    """Mean loss over the samples each worker saw, [W]; NaN where a worker saw none, infinite where it is no number."""
 
 
 @dataclass(frozen=True)

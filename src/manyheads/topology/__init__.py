@@ -1,4 +1,4 @@
-"""Who mixes with whom, and with which weights: graph specs, mixing matrices round by round, their checks and pictures."""
+"""Who mixes with whom and with which weights: graph specs, mixing matrices by round, their checks and pictures."""
 
 from manyheads.topology.graphs import Graph, parse_graph
 from manyheads.topology.layout import edges, layout

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class MatrixMixing:
     def _sparse(self, matrix: np.ndarray, round: int) -> Rows:
         if matrix.shape != (self.num_workers, self.num_workers) or not matrix.size:
             raise UserError(f"P of round {round} has the shape {list(matrix.shape)}: give a square [workers, workers].")
-        receiver, sender = np.nonzero(matrix * ~np.eye(len(matrix), dtype=bool))
+        receiver, sender = np.nonzero((matrix != 0) & ~np.eye(len(matrix), dtype=bool))
         present = np.ones(self.num_workers, dtype=bool)
         return sparse_rows(receiver, sender, matrix[receiver, sender], present, diagonal=np.diagonal(matrix))
 
@@ -97,36 +97,36 @@ def build_mixing(
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
     if num_workers < 2:
-        raise UserError(f"a graph of {num_workers} workers has no links: use at least 2 workers.")
+        raise UserError(f"a graph needs at least 2 workers, not {num_workers}.")
     for what, probability in (("link", link_failure), ("worker", worker_failure)):
         if not 0 <= probability < 1:
             raise UserError(f"--{what}-failure {probability}: use a probability from 0 up to, but below, 1.")
     if redraw and not spec.random:
-        raise UserError(f"{spec} is not drawn at random: leave out --redraw, or use random:P, regular:D or in-neighbours:K.")
+        raise UserError(f"{spec} is not random: leave out --redraw, or use random:P, regular:D or in-neighbours:K.")
     failing = link_failure > 0 or worker_failure > 0
     reason = _why_row_stochastic(spec, weights, failing)
     if reason and not (allow_row_stochastic or weights == "uniform"):
         raise UserError(
-            f"{_note(reason)}: use an undirected graph such as regular:4 or exponential, or accept it with --weights uniform."
+            f"{_note(reason)}; use an undirected graph such as exponential, or accept it with --weights uniform."
         )
 
     if spec.random:
         # Directed draws need not be connected one by one when others follow.
         connect = not (redraw and spec.directed)
         period = None if redraw else 1
-        links = lambda round: draw_links(spec, num_workers, seed, round, connect=connect)  # noqa: E731
+        links = partial(draw_links, spec, num_workers, seed, connect=connect)
     else:
         cycle = fixed_links(spec, num_workers)
         period = len(cycle)
         links = cycle.__getitem__
     steady = GraphMixing(
-        str(spec),
-        num_workers,
-        period,
-        spec.directed,
-        reason is None,
-        (_note(reason),) if reason else (),
-        lru_cache(maxsize=period or 2)(lambda round: _weighted(links(round), weights)),
+        name=str(spec),
+        num_workers=num_workers,
+        period=period,
+        directed=spec.directed,
+        doubly_stochastic=reason is None,
+        notes=(_note(reason),) if reason else (),
+        draw=lru_cache(maxsize=period or 2)(lambda round: _weighted(links(round), weights)),
     )
     check(steady)
     if not failing:

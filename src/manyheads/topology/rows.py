@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 
 from manyheads.errors import UserError
-from manyheads.topology.graphs import connected
+from manyheads.topology.graphs import connected, distinct
 
 TOLERANCE = 1e-6
 """How far from 1 a sum may lie: loose enough for a matrix that was float32 once."""
@@ -84,16 +84,20 @@ class Mixing(Protocol):
 
 
 def sparse_rows(
-    receiver: np.ndarray, sender: np.ndarray, weight: np.ndarray, present: np.ndarray, diagonal: np.ndarray | None = None
+    receiver: np.ndarray,
+    sender: np.ndarray,
+    weight: np.ndarray,
+    present: np.ndarray,
+    diagonal: np.ndarray | None = None,
 ) -> Rows:
-    """Rows out of links in any order, each array [links]; what they leave of a row's 1 is the diagonal's, unless given."""
+    """Rows out of links, each array [links]; the diagonal [N] takes what they leave of a row's 1, unless given."""
     num_workers = len(present)
     everyone = np.arange(num_workers)
     if diagonal is None:
         diagonal = 1.0 - np.bincount(receiver, weight, minlength=num_workers)
     receivers = np.concatenate([receiver, everyone])
     columns = np.concatenate([sender, everyone])
-    order = np.argsort(receivers * num_workers + columns)
+    order = np.argsort(receivers * num_workers + columns, kind="stable")
     offsets = np.zeros(num_workers + 1, dtype=np.int64)
     np.cumsum(np.bincount(receivers, minlength=num_workers), out=offsets[1:])
     return Rows(offsets, columns[order], np.concatenate([weight, diagonal])[order], present)
@@ -111,7 +115,7 @@ def check_rows(rows: Rows, round: int, *, directed: bool, doubly_stochastic: boo
     _check_sums("column", np.bincount(rows.columns, rows.weights, minlength=num_workers), round)
     if directed:
         return
-    transposed = np.lexsort((receivers, rows.columns))
+    transposed = np.argsort(rows.columns, kind="stable")
     same = np.array_equal(rows.columns[transposed], receivers) and np.array_equal(receivers[transposed], rows.columns)
     if not same or np.abs(rows.weights[transposed] - rows.weights).max() > TOLERANCE:
         raise UserError(f"P of round {round} is not symmetric: make it so, or declare its links directed.")
@@ -120,8 +124,10 @@ def check_rows(rows: Rows, round: int, *, directed: bool, doubly_stochastic: boo
 def _check_sums(kind: str, sums: np.ndarray, round: int) -> None:
     worst = int(np.argmax(np.abs(sums - 1)))
     if abs(sums[worst] - 1) > TOLERANCE:
-        mend = "" if kind == "row" else ", or allow a P that is only row-stochastic"
-        raise UserError(f"P of round {round}: {kind} {worst} sums to {sums[worst]:.6g}; make every {kind} sum to 1{mend}.")
+        mend = "" if kind == "row" else ", or allow a row-stochastic P"
+        raise UserError(
+            f"P of round {round}: {kind} {worst} sums to {sums[worst]:.6g}; make each {kind} sum to 1{mend}."
+        )
 
 
 def check(mixing: Mixing, *, connect: bool = True) -> None:
@@ -134,8 +140,7 @@ def check(mixing: Mixing, *, connect: bool = True) -> None:
     for round in range(mixing.period or SEARCHED_ROUNDS):
         rows = mixing.rows(round)
         check_rows(rows, round, directed=mixing.directed, doubly_stochastic=mixing.doubly_stochastic)
-        heard = rows.weights > 0
-        union = np.union1d(union, rows.receivers[heard] * num_workers + rows.columns[heard])
+        union = distinct(np.append(union, rows.receivers * num_workers + rows.columns))
         if mixing.period is None and connected(num_workers, *np.divmod(union, num_workers)):
             return
     if connect and not connected(num_workers, *np.divmod(union, num_workers)):

@@ -32,7 +32,7 @@ class Spectrum:
 
     @property
     def doubly_stochastic(self) -> bool:
-        return max(abs(total - 1) for total in self.column_sums) <= TOLERANCE
+        return _ones(self.column_sums)
 
 
 def spectral(mixing: Mixing) -> Spectrum:
@@ -53,4 +53,53 @@ def spectral(mixing: Mixing) -> Spectrum:
         degrees.append(np.diff(rows.offsets) - 1)
         sums.append(matrix.sum(0))
     column_sums = (float(np.min(sums)), float(np.max(sums)))
-    report = Spectrum(0.0, int(np.min(degrees)), int(np.max(degrees)), column_sums, mixing.period, rounds)
+    factor = _norm(product - 1 / num_workers) if _ones(column_sums) else np.sort(np.abs(np.linalg.eigvals(product)))[-2]
+    return Spectrum(
+        rho=min(1.0, float(factor) ** (1 / rounds)),
+        min_degree=int(np.min(degrees)),
+        max_degree=int(np.max(degrees)),
+        column_sums=column_sums,
+        period=mixing.period,
+        rounds=rounds,
+    )
+
+
+def describe(mixing: Mixing) -> list[tuple[str, str]]:
+    """What there is to know about a mixing, as (label, value) lines."""
+    found = spectral(mixing)
+    low, high = found.column_sums
+    if found.period is None:
+        changes = f"every round; the figures are from the first {found.rounds}"
+    else:
+        changes = "never" if found.period == 1 else f"in a cycle of {found.period} rounds"
+    return [
+        ("graph", mixing.name),
+        ("workers", str(mixing.num_workers)),
+        ("links", f"{len(edges(mixing)):,}"),
+        ("messages a round", f"{len(mixing.rows(0).columns) - mixing.num_workers:,}"),
+        ("neighbours", _span(found.min_degree, found.max_degree)),
+        ("changes", changes),
+        (
+            "P",
+            "doubly stochastic" if found.doubly_stochastic else f"row-stochastic, column sums {low:.2f} to {high:.2f}",
+        ),
+        ("rho", f"{found.rho:.5f}"),
+        ("spectral gap", f"{found.gap:.2e}"),
+        ("1 / gap", f"{1 / found.gap:,.0f} rounds" if found.gap > 1e-12 else "never agree"),
+        *(("note", note) for note in mixing.notes),
+    ]
+
+
+def _ones(column_sums: tuple[float, float]) -> bool:
+    return max(abs(total - 1) for total in column_sums) <= TOLERANCE
+
+
+def _norm(matrix: np.ndarray) -> float:
+    """The spectral norm; of a symmetric matrix in a fraction of the time."""
+    if np.array_equal(matrix, matrix.T):
+        return float(np.abs(np.linalg.eigvalsh(matrix)).max())
+    return float(np.linalg.norm(matrix, 2))
+
+
+def _span(low: int, high: int) -> str:
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,84 @@
+"""Ditto: a global model by FedAvg, and beside it a personal model that is pulled towards it.
+
+A round: the server sends w; each worker that takes part
+
+1. moves a copy of w for ``epochs`` passes over its own samples, as in FedAvg;
+2. moves its personal model v_i for ``epochs`` passes on F_i(v) + (lam / 2) |v - w|^2, w as it was received.
+
+The server averages the copies. Each worker is scored with v_i.
+
+Sent: w up and down, by those who take part. v_i never leaves its worker.
+
+Reference: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. Differences: passes instead of
+two steps; the two models train one after the other, on batches in the same order. As in the official code the personal
+phase has neither momentum nor clip, and the pull is on parameters alone, not on BatchNorm statistics.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from manyheads.algorithms.base import Context, Losses, State, amount, run_phases
+from manyheads.algorithms.phases import WHOLE, train_whole
+from manyheads.algorithms.server import Weighting, server_weights
+from manyheads.engine.phase import SGD, Phase
+from manyheads.models.split import Split
+from manyheads.tree import add_prefix, clone, select, strip_prefix
+
+PERSONAL = "personal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto:
+    lam: float = 1.0
+    """Strength of the pull towards the received global model."""
+    epochs: int = 3
+    """Passes over the local samples, for each of the two models."""
+    steps: int | None = None
+    """Mini-batch steps, instead of passes."""
+    weighting: Weighting = "samples"
+    """Whether the server weighs workers by their samples or all alike."""
+    participation: float = 1.0
+    """Part of the workers that takes part in a round."""
+
+    name: ClassVar[str] = "ditto"
+    title: ClassVar[str] = "Ditto"
+    private: ClassVar[frozenset[str]] = frozenset({PERSONAL})
+    server: ClassVar[bool] = True
+    row_stochastic: ClassVar[bool] = False
+    uses_rounds: ClassVar[bool] = False
+    order: ClassVar[Literal["train-mix"]] = "train-mix"
+
+    def prepare(self, model: Split) -> Split:
+        return model
+
+    def init(self, ctx: Context) -> State:
+        params, buffers = ctx.initial.params, ctx.initial.buffers
+        return State(
+            {**params, **add_prefix(clone(params), PERSONAL)}, {**buffers, **add_prefix(clone(buffers), PERSONAL)}
+        )
+
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+        rows = ctx.rows(ctx.participants(round, self.participation))
+        passes = amount(self.epochs, self.steps)
+        received = State(select(state.params, WHOLE), select(state.buffers, WHOLE))
+        shared, losses = train_whole(received, round, ctx, passes, rows)
+        rates = ctx.rates.sgd(round)
+        phase = Phase(
+            "body",
+            WHOLE,
+            passes,
+            SGD(rates.lr, weight_decay=rates.weight_decay),
+            ctx.objective,
+            proximal=(received.params, self.lam),
+        )
+        personal, more = run_phases(self.models(state, ctx), [(PERSONAL, phase)], round, ctx, rows)
+        return State(
+            {**shared.params, **add_prefix(personal.params, PERSONAL)},
+            {**shared.buffers, **add_prefix(personal.buffers, PERSONAL)},
+        ), {**losses, **more}
+
+    def mix(self, state: State, round: int, ctx: Context) -> State:
+        return ctx.average(state, WHOLE, server_weights(ctx, round, self.weighting, self.participation))
+
+    def models(self, state: State, ctx: Context) -> State:
+        return State(strip_prefix(state.params, PERSONAL), strip_prefix(state.buffers, PERSONAL))

@@ -1,0 +1,96 @@
+"""FedRoD: a generic head trained for balanced classes, and a personal head that adds to it.
+
+The net has a representation phi, a generic head g and a personal head h_i. A round: the server sends phi and g; each worker that
+takes part makes ``epochs`` passes in which every mini-batch moves
+
+1. phi and g by the balanced softmax loss CE(g(phi(x)) + log n_i, y), n_i its own class counts;
+2. h_i by CE(g(phi(x)) + h_i(phi(x)), y), through which no gradient reaches phi or g.
+
+The server averages phi and g. Each worker is scored with the sum of both heads.
+
+Sent: phi and g up and down, by those who take part. h_i never leaves its worker.
+
+Reference: Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022 (the linear
+version). Differences: h_i starts at zero, so that the first personal scores are the generic ones; classes that a worker does
+not have are masked out instead of log 0.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from manyheads.algorithms.base import Context, Losses, State, amount, run_phases
+from manyheads.algorithms.server import Weighting, server_weights
+from manyheads.engine.phase import Phase, cross_entropy
+from manyheads.errors import UserError
+from manyheads.models.split import Split
+from manyheads.tree import Params, select
+
+GENERIC = "generic"
+_ABSENT = -1e4
+"""Stands for log 0: nothing is left of it after a softmax in any precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedRoD:
+    epochs: int = 3
+    """Passes over the local samples."""
+    steps: int | None = None
+    """Mini-batch steps, instead of passes."""
+    weighting: Weighting = "samples"
+    """Whether the server weighs workers by their samples or all alike."""
+    participation: float = 1.0
+    """Part of the workers that takes part in a round."""
+
+    name: ClassVar[str] = "fedrod"
+    title: ClassVar[str] = "FedRoD"
+    private: ClassVar[frozenset[str]] = frozenset({"head"})
+    server: ClassVar[bool] = True
+    row_stochastic: ClassVar[bool] = False
+    uses_rounds: ClassVar[bool] = False
+    order: ClassVar[Literal["train-mix"]] = "train-mix"
+
+    def prepare(self, model: Split) -> Split:
+        return model.with_head(GENERIC, detach=frozenset({"head"}))
+
+    def init(self, ctx: Context) -> State:
+        if ctx.class_counts is None:
+            raise UserError("fedrod balances classes, but the data's targets are numbers: choose another algorithm.")
+        params = dict(ctx.initial.params)
+        # Only the last layer: a head that is zero throughout would never move.
+        last = [name for name in select(params, {"head"}) if params[name].ndim > 2][-1].rpartition(".")[0]
+        for name in select(params, {"head"}):
+            if name.startswith(f"{last}."):
+                params[name] = torch.zeros_like(params[name])
+        return State(params, ctx.initial.buffers)
+
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+        assert ctx.class_counts is not None
+        counts = ctx.class_counts
+        log_counts = torch.where(counts > 0, counts.clamp(min=1).log(), torch.full_like(counts, _ABSENT))
+        phase = Phase(
+            "body",
+            frozenset({"representation", GENERIC, "head"}),
+            amount(self.epochs, self.steps),
+            ctx.rates.sgd(round),
+            two_losses,
+            constants={"log_counts": log_counts},
+        )
+        rows = ctx.rows(ctx.participants(round, self.participation))
+        return run_phases(state, [("body", phase)], round, ctx, rows)
+
+    def mix(self, state: State, round: int, ctx: Context) -> State:
+        weights = server_weights(ctx, round, self.weighting, self.participation)
+        return ctx.average(state, {"representation", GENERIC}, weights)
+
+    def models(self, state: State, ctx: Context) -> State:
+        return state
+
+
+def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:
+    """Balanced softmax for the generic scores plus cross entropy for the summed ones, [samples]."""
+    generic = outputs[GENERIC]
+    balanced = cross_entropy(generic + constants["log_counts"], y)
+    return balanced + cross_entropy(generic.detach() + outputs["head"], y)

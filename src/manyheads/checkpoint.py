@@ -1,0 +1,289 @@
+"""Checkpoints: a run's state on disk, written by any number of processes and read by any other number.
+
+Every process writes the rows of its own workers; a manifest, written last, makes the checkpoint complete::
+
+    checkpoint/
+      generation                              whose start of the run may write here
+      round-000012/
+        rows-00000-00015.safetensors          the rows of a block of workers
+        rows-00016-00031.safetensors
+        manifest.json                         what belongs together, with hashes
+"""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from manyheads.errors import UserError
+from manyheads.files import disk_errors, sha256, write_atomically, write_tensors
+from manyheads.tree import Buffers, Params
+
+_KEPT = 2
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run between two rounds, as one process sees it."""
+
+    round: int
+    """Rounds finished."""
+    params: Params
+    """Rows of the hosted workers, in order."""
+    buffers: Buffers
+    sent: np.ndarray
+    """Bytes each hosted worker has sent, [W] int64."""
+    received: np.ndarray
+    on_wire: int
+    """Bytes this process has handed to the transport. A sum over processes, whichever of them a part is put down to."""
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One file of a checkpoint: the rows of workers first..stop - 1."""
+
+    name: str
+    first: int
+    stop: int
+    sha256: str
+    on_wire: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What makes a checkpoint complete."""
+
+    run_id: str
+    round: int
+    num_workers: int
+    generation: str
+    seconds: float
+    files: tuple[Rows, ...]
+
+
+class Checkpoints:
+    """The checkpoints of a run, for a process that trains some of its workers."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        num_workers: int,
+        workers: range,
+        rank: int = 0,
+        num_ranks: int = 1,
+        generation: str = "0",
+    ) -> None:
+        self.folder, self.run_id, self.num_workers, self.workers = folder, run_id, num_workers, workers
+        self.rank, self.num_ranks, self.generation = rank, num_ranks, generation
+
+    def load(self) -> tuple[Snapshot | None, list[str]]:
+        """The newest complete and undamaged snapshot of this process's workers, and what the user should be told.
+
+        Also makes this start of the run, its generation, the only one that may write: an earlier one that was cut off
+        and is still alive can complete nothing. Rank 0 loads before any rank writes.
+        """
+        if self.rank == 0:
+            with disk_errors(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.folder / "generation", self.generation.encode())
+        manifest, notes = newest(self.folder)
+        if manifest is None:
+            return None, notes
+        if manifest.run_id != self.run_id:
+            raise UserError(
+                f"{self.folder} belongs to run {manifest.run_id}, and this is run {self.run_id}: choose another --out."
+            )
+        return read(self.folder, manifest, self.workers), notes
+
+    def save(self, snapshot: Snapshot) -> None:
+        """Write a checkpoint from a single process.
+
+        Of several, each calls ``write_rows``; when all have returned, rank 0 calls ``complete``.
+        """
+        self.write_rows(snapshot)
+        self.complete(snapshot.round, snapshot.seconds)
+
+    def write_rows(self, snapshot: Snapshot) -> None:
+        """Write this process's part of a checkpoint."""
+        self._check_generation()
+        place = _place(self.folder, snapshot.round)
+        with disk_errors(place):
+            place.mkdir(parents=True, exist_ok=True)
+        first, stop = self.workers.start, self.workers.stop
+        name = f"rows-{first:05d}-{stop - 1:05d}.safetensors"
+        digest = write_tensors(place / name, *_pack(snapshot))
+        rows = Rows(name, first, stop, digest, snapshot.on_wire)
+        # The hash waits beside the rows for rank 0, which need not read every process's rows again.
+        ready = {"generation": self.generation, **asdict(rows)}
+        write_atomically((place / name).with_suffix(".json"), json.dumps(ready).encode())
+
+    def complete(self, round: int, seconds: float) -> None:
+        """Make the rows that all processes have written a checkpoint, and delete what it makes superfluous."""
+        self._check_generation()
+        place = _place(self.folder, round)
+        files = tuple(sorted(self._written(place), key=lambda rows: rows.first))
+        if len(files) != self.num_ranks or not _covers(files, self.num_workers):
+            raise UserError(
+                f"{place} holds the rows of {len(files)} of {self.num_ranks} processes:"
+                " choose an --out on a disk that all of them see."
+            )
+        manifest = Manifest(self.run_id, round, self.num_workers, self.generation, seconds, files)
+        write_atomically(place / _MANIFEST, _seal(manifest))
+        self._prune(round, {_MANIFEST, *(rows.name for rows in files)})
+
+    def _check_generation(self) -> None:
+        owner = self.folder / "generation"
+        if owner.exists() and (found := owner.read_text()) != self.generation:
+            raise UserError(
+                f"{self.folder} was taken over by a later start of this run, generation {found}:"
+                f" stop this one, generation {self.generation}."
+            )
+
+    def _written(self, place: Path) -> Iterable[Rows]:
+        for path in place.glob("rows-*.json"):
+            entry = json.loads(path.read_bytes())
+            if entry.pop("generation") == self.generation:
+                yield Rows(**entry)
+
+    def _prune(self, round: int, files: set[str]) -> None:
+        """Keep the files of this round's checkpoint and the last one before it. What cannot be deleted waits."""
+        for path in _place(self.folder, round).iterdir():
+            if path.name not in files:
+                with suppress(OSError):
+                    path.unlink()
+        complete = _complete_rounds(self.folder)
+        kept = [other for other in complete if other <= round][-_KEPT:]
+        # A later complete one was found damaged, or this run would have begun there; a later incomplete one may be in the
+        # making by a process that is ahead.
+        for other in {*complete, *(r for r in _rounds(self.folder) if r < round)} - {*kept}:
+            with suppress(OSError):
+                # Without its manifest first: what is left of a deletion that is cut short must not look damaged.
+                (_place(self.folder, other) / _MANIFEST).unlink(missing_ok=True)
+                shutil.rmtree(_place(self.folder, other))
+
+
+def newest(folder: Path) -> tuple[Manifest | None, list[str]]:
+    """The newest complete checkpoint whose files are all as they were written, and a note on each damaged one."""
+    damage: list[str] = []
+    good = None
+    for round in reversed(_complete_rounds(folder)):
+        try:
+            good = _verify(_place(folder, round), round)
+            break
+        except _Damaged as reason:
+            damage.append(f"checkpoint of round {round} is damaged ({reason})")
+    where = f"continuing from round {good.round if good else 0}"
+    return good, [f"{what}: {where}" for what in damage]
+
+
+def latest_round(folder: Path) -> int:
+    """The round of the newest complete checkpoint, damaged or not; 0: there is none."""
+    return max(_complete_rounds(folder), default=0)
+
+
+def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
+    """The snapshot of some workers, whatever blocks they were written in."""
+    place = _place(folder, manifest.round)
+    parts: dict[str, list[Tensor]] = {}
+    order: dict[str, list[str]] = {}
+    files = [rows for rows in manifest.files if rows.first < workers.stop and workers.start < rows.stop]
+    for rows in files:
+        wanted = slice(max(workers.start, rows.first) - rows.first, min(workers.stop, rows.stop) - rows.first)
+        with safe_open(place / rows.name, framework="pt") as file:
+            order = {kind: json.loads(names) for kind, names in file.metadata().items()}
+            for name in file.keys():  # noqa: SIM118 (a safetensors file is no dict)
+                parts.setdefault(name, []).append(file.get_slice(name)[wanted])
+    leaves = {name: torch.cat(blocks) for name, blocks in parts.items()}
+    return Snapshot(
+        round=manifest.round,
+        params={name: leaves[f"params.{name}"] for name in order["params"]},
+        buffers={name: leaves[f"buffers.{name}"] for name in order["buffers"]},
+        sent=leaves["sent"].numpy(),
+        received=leaves["received"].numpy(),
+        on_wire=sum(rows.on_wire for rows in files if rows.first in workers),
+        seconds=manifest.seconds,
+    )
+
+
+class _Damaged(Exception):
+    """Why a checkpoint cannot be used."""
+
+
+def _pack(snapshot: Snapshot) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Leaves and metadata of a rows file. The order of the leaves is kept: sums over all of them depend on it."""
+    trees = {"params": snapshot.params, "buffers": snapshot.buffers}
+    leaves = {f"{kind}.{name}": leaf for kind, tree in trees.items() for name, leaf in tree.items()}
+    leaves |= {"sent": torch.tensor(snapshot.sent), "received": torch.tensor(snapshot.received)}
+    return leaves, {kind: json.dumps(list(tree)) for kind, tree in trees.items()}
+
+
+def _seal(manifest: Manifest) -> bytes:
+    """The manifest's text, with a hash of its own values."""
+    values = asdict(manifest)
+    return (json.dumps({**values, "sha256": _fingerprint(values)}, indent=2) + "\n").encode()
+
+
+def _fingerprint(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _verify(place: Path, round: int) -> Manifest:
+    """The manifest of a checkpoint that is as it was written."""
+    try:
+        values = json.loads((place / _MANIFEST).read_bytes())
+        seal = values.pop("sha256")
+        manifest = Manifest(**{**values, "files": tuple(Rows(**rows) for rows in values["files"])})
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        raise _Damaged(f"{_MANIFEST} cannot be read") from None
+    if seal != _fingerprint(values):
+        raise _Damaged(f"sha mismatch in {_MANIFEST}")
+    if manifest.round != round:
+        raise _Damaged(f"{_MANIFEST} is of round {manifest.round}")
+    for rows in manifest.files:
+        try:
+            found = sha256(place / rows.name)
+        except OSError as error:
+            raise _Damaged(f"{rows.name}: {error.strerror}") from None
+        if found != rows.sha256:
+            raise _Damaged(f"sha mismatch in {rows.name}")
+    return manifest
+
+
+def _covers(files: Iterable[Rows], num_workers: int) -> bool:
+    """Whether blocks in ascending order hold every worker once."""
+    end = 0
+    for rows in files:
+        if rows.first != end:
+            return False
+        end = rows.stop
+    return end == num_workers
+
+
+def _place(folder: Path, round: int) -> Path:
+    return folder / f"round-{round:06d}"
+
+
+def _rounds(folder: Path) -> list[int]:
+    """The rounds that have a folder, ascending."""
+    if not folder.is_dir():
+        return []
+    return sorted(int(found[1]) for path in folder.iterdir() if (found := re.fullmatch(r"round-(\d{6,})", path.name)))
+
+
+def _complete_rounds(folder: Path) -> list[int]:
+    """The rounds that have a manifest, ascending."""
+    return [round for round in _rounds(folder) if (_place(folder, round) / _MANIFEST).exists()]

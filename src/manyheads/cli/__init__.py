@@ -1,0 +1,80 @@
+"""The command line: ``manyheads COMMAND ...``; each command is a module here with ``add(commands)`` and ``run(args)``."""
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+from manyheads import __version__
+from manyheads.cli import export, inspect, predict, train
+from manyheads.cli.parser import Parser
+from manyheads.errors import UserError
+
+_EXAMPLES = """\
+examples:
+  manyheads train deprl                                     DePRL on the digits, 16 workers on a ring
+  manyheads train deprl --workers 32 --graph random:0.25 --split dirichlet:0.1 --rounds 100
+  manyheads train d-psgd --data my.npz --out runs/mine      your own arrays x and y
+  manyheads inspect graph --graph exponential --workers 64  what a graph looks like and how fast it mixes
+  manyheads export runs/mine --worker 3 --out model.safetensors
+
+Every command explains its options: manyheads COMMAND --help
+"""
+
+STOPPED = 130
+"""Exit status after Ctrl-C, as shells count it."""
+
+BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command: 0, or 2 after one line on stderr when the user is at fault."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal without Unicode gets question marks, not a traceback.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        args = _parser().parse(sys.argv[1:] if argv is None else argv)
+        args.run(args)
+        sys.stdout.flush()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except UserError as error:
+        return _fail(str(error))
+    except KeyboardInterrupt as error:
+        return _fail(str(error) or "stopped.", STOPPED)
+    except BrokenPipeError:
+        # Whoever read our output has gone; Python must not try to flush the rest of it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as error:
+        return _fail(f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or mend this one.")
+    except (MemoryError, RuntimeError) as error:
+        if not _is_out_of_memory(error):
+            raise
+        return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="manyheads",
+        usage="manyheads COMMAND ...",
+        description="Personalised decentralised learning: one shared representation, many private heads, no server.",
+        epilog=_EXAMPLES,
+    )
+    parser.add_argument("--version", action="version", version=f"manyheads {__version__}")
+    commands = parser.add_commands()
+    for command in (train, inspect, export, predict):
+        command.add(commands)
+    parser.set_defaults(run=lambda args: parser.print_help())
+    return parser
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """torch has an error of its own for GPUs, and a plain RuntimeError for the host's memory."""
+    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+
+
+def _fail(message: str, status: int = 2) -> int:
+    print("manyheads:", " ".join(message.split()), file=sys.stderr)
+    return status

@@ -1,0 +1,209 @@
+"""Command-line options made out of dataclass fields, and experiments made out of the options that were given."""
+
+import argparse
+import ast
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from functools import cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
+from manyheads.errors import UserError, unknown
+from manyheads.experiment import Experiment, Runtime
+from manyheads.recipes import Recipe
+
+_SECTIONS = {"data": "data and net", "workers": "who holds what", "graph": "who mixes with whom", "rounds": "training"}
+"""Titles of the help page's sections, each under the experiment field that it begins with."""
+
+_AUTO = "auto"
+"""The word for a value that is left open: None in Python."""
+
+_SWITCH = {"yes": True, "no": False}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One dataclass field as the command line sees it."""
+
+    name: str
+    kind: type
+    """bool, int, float, str or Path."""
+    choices: tuple[str, ...]
+    """The words allowed; empty: any."""
+    open: bool
+    """Whether None is allowed."""
+    default: Any
+    help: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    def read(self, text: str) -> Any:
+        """The value of a word, as argparse's ``type`` is asked for it."""
+        if self.open and text == _AUTO and self.kind is not Path:
+            return None
+        allowed = self.choices or (tuple(_SWITCH) if self.kind is bool else ())
+        if allowed and text not in allowed:
+            raise argparse.ArgumentTypeError(str(unknown("value", text, allowed)))
+        if self.kind is bool:
+            return _SWITCH[text]
+        try:
+            return self.kind(text)
+        except ValueError:
+            wanted = "a whole number" if self.kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}.") from None
+
+
+@cache
+def options_of(owner: type) -> dict[str, Option]:
+    """A dataclass's fields as options. A field that no word can stand for, such as a function, is left out."""
+    docs, kinds = _field_docs(owner), get_type_hints(owner)
+    found = {}
+    for spec in fields(owner):
+        hint = kinds[spec.name]
+        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        choices = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+        kind = str if choices else next((part for part in (bool, int, float, str, Path) if part in parts), None)
+        if kind is not None:
+            default = None if spec.default is MISSING else spec.default
+            found[spec.name] = Option(spec.name, kind, choices, NoneType in parts, default, docs.get(spec.name, ""))
+    return found
+
+
+def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Add ALGORITHM and every option of Experiment, of each algorithm and of Runtime.
+
+    Only options that are given reach the namespace. ``several``: each takes one value or more (a grid), so that the
+    namespace holds lists; a switch then takes ``yes`` and ``no``.
+    """
+    parser.add_argument("algorithm", metavar="ALGORITHM", nargs="+" if several else "?", help=", ".join(REGISTRY))
+    parser.add_argument(
+        "--from", dest="source", type=Path, metavar="FILE", help="begin with an experiment.json; other options change it"
+    )
+    group = parser
+    for name, option in options_of(Experiment).items():
+        if name in _SECTIONS:
+            group = parser.add_argument_group(_SECTIONS[name])
+        _add(group, option, _explained(option), several)
+    group = parser.add_argument_group("the algorithm's own")
+    for owners in _algorithm_options().values():
+        _add(group, _merged(owners.values()), _explained_by_algorithm(owners), several)
+    add_fields(parser, Runtime, title="where and how", several=several)
+
+
+def add_fields(
+    parser: argparse.ArgumentParser, owner: type, names: Iterable[str] | None = None, *, title: str, several: bool = False
+) -> None:
+    """Add some of a dataclass's fields (all, unless named) as a section of options."""
+    group, known = parser.add_argument_group(title), options_of(owner)
+    for option in known.values() if names is None else [known[name] for name in names]:
+        _add(group, option, _explained(option), several)
+
+
+def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
+    """The values of a dataclass's fields that were given as options."""
+    return {name: vars(args)[name] for name in options_of(owner) if name in args}
+
+
+def experiments(args: argparse.Namespace) -> list[Experiment]:
+    """The experiments that were asked for: every combination of the values given, algorithm by algorithm."""
+    base = None if args.source is None else Experiment.from_json(args.source.read_text(encoding="utf-8"))
+    names = _listed(args.algorithm)
+    if names == [None]:
+        if base is None:
+            raise UserError(f"no algorithm given: name one of {', '.join(REGISTRY)}, or an experiment with --from.")
+        names = [base.algorithm.name]
+    kinds = [get_algorithm(name) for name in names]
+    for name, owners in _algorithm_options().items():
+        if name in args and not owners.keys() & set(names):
+            flag = next(iter(owners.values())).flag
+            raise UserError(f"{flag} is an option of {', '.join(owners)}, not of {', '.join(names)}: leave it out.")
+    return [
+        replace(base or Experiment(), algorithm=algorithm, **values)
+        for kind in kinds
+        for algorithm in _algorithms(kind, args, base)
+        for values in _combinations(given(args, Experiment))
+    ]
+
+
+def _algorithms(kind: type[Algorithm], args: argparse.Namespace, base: Experiment | None) -> list[Algorithm]:
+    start = base.algorithm if base is not None and isinstance(base.algorithm, kind) else kind()
+    return [replace(start, **values) for values in _combinations(given(args, kind))]  # pyright: ignore[reportArgumentType]
+
+
+def _combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every way to take one value for each name."""
+    choices = itertools.product(*map(_listed, values.values()))
+    return [dict(zip(values, chosen, strict=True)) for chosen in choices]
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _add(group: Any, option: Option, text: str, several: bool) -> None:
+    shared: dict[str, Any] = {
+        "dest": option.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")
+    }  # fmt: skip
+    if option.kind is bool and not several:
+        group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **shared)
+        return
+    words = option.choices or (tuple(_SWITCH) if option.kind is bool else ())
+    metavar = "{" + ",".join(words) + "}" if words else {int: "N", float: "X"}.get(option.kind, option.name.upper())
+    group.add_argument(option.flag, type=option.read, metavar=metavar, nargs="+" if several else None, **shared)
+
+
+@cache
+def _algorithm_options() -> dict[str, dict[str, Option]]:
+    """Option name -> algorithm name -> the option as that algorithm has it."""
+    found: dict[str, dict[str, Option]] = {}
+    for algorithm, kind in REGISTRY.items():
+        for name, option in options_of(kind).items():
+            found.setdefault(name, {})[algorithm] = option
+    return found
+
+
+def _merged(options: Iterable[Option]) -> Option:
+    """One option for all the algorithms that have it; which of its words one of them takes, that algorithm checks."""
+    first, *others = options
+    assert all(other.kind is first.kind for other in others), f"{first.flag} is of several types"
+    words = dict.fromkeys(word for option in (first, *others) for word in option.choices)
+    return replace(first, choices=tuple(words), open=any(option.open for option in (first, *others)))
+
+
+def _explained(option: Option) -> str:
+    """A field's docstring and its default."""
+    if option.default is None:
+        by_data = option.name in Recipe.__dataclass_fields__
+        return f"{option.help} [by data set]" if by_data else option.help
+    return option.help if option.kind is bool else f"{option.help} [{option.default}]"
+
+
+def _explained_by_algorithm(owners: Mapping[str, Option]) -> str:
+    """The docstring, who has the option, and the defaults where there are any."""
+    by_default: dict[Any, list[str]] = {}
+    for algorithm, option in owners.items():
+        by_default.setdefault(option.default, []).append(algorithm)
+    parts = [", ".join(names) + ("" if value is None else f": {value}") for value, names in by_default.items()]
+    return f"{next(iter(owners.values())).help} [{'; '.join(parts)}]"
+
+
+def _field_docs(owner: type) -> dict[str, str]:
+    """The string under each field of a class, which Python itself throws away."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: text.value.value
+        for field, text in itertools.pairwise(body.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }

@@ -1,0 +1,62 @@
+"""The argument parser: argparse with one-line errors, near names, and options that are made only when needed."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from manyheads.errors import UserError, unknown
+
+Commands = Any
+"""What ``Parser.add_commands`` gives and a command's ``add`` takes: argparse's own type for it has no public name."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises UserError instead of printing its usage.
+
+    ``fill`` adds the options when the parser is first used: those of most commands need torch, which takes seconds to
+    import, and the list of commands must not wait for it.
+    """
+
+    def __init__(self, *, fill: Callable[["Parser"], None] | None = None, **settings: Any) -> None:
+        formatter = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=formatter, **settings)
+        self._fill = fill
+        self._commands: Commands = None
+        self.set_defaults(parser=self)
+
+    def add_commands(self) -> Commands:
+        """Let the first word choose among commands, which are then added with ``add_parser``."""
+        self._commands = self.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+        return self._commands
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if self._fill is not None:
+            fill, self._fill = self._fill, None
+            fill(self)
+        if self._commands is not None:
+            word = next(iter(args or ()), "")
+            if word and not word.startswith("-") and word not in self._commands.choices:
+                raise unknown("command", word, self._commands.choices)
+        return super().parse_known_args(args, namespace)
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The arguments; one that fits nowhere is an error that names the nearest option."""
+        args, extra = self.parse_known_args(argv)
+        for word in extra:
+            if word.startswith("-"):
+                raise args.parser.unknown_option(word.partition("=")[0])
+        # Before Python 3.12 an optional word that stands after options is left over.
+        if extra and getattr(args, "algorithm", "") is None:
+            args.algorithm = extra.pop(0)
+        if extra:
+            raise UserError(f"unexpected word '{extra[0]}': see {args.parser.prog} --help.")
+        return args
+
+    def unknown_option(self, flag: str) -> UserError:
+        close = get_close_matches(flag, self._option_string_actions, n=1)
+        hint = f"Did you mean {close[0]}?" if close else f"See {self.prog} --help."
+        return UserError(f"unknown option {flag}. {hint}")
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message.removeprefix("argument "))

@@ -1,0 +1,245 @@
+"""Your own arrays as a data set: from an npz file, from memory, or one part per worker."""
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
+
+from manyheads.data.dataset import Dataset, standardise
+from manyheads.data.files import find, missing, search_path
+from manyheads.errors import UserError
+from manyheads.randomness import generator
+
+Array = Any
+"""Whatever numpy can make an array of: an array, a tensor, nested lists."""
+
+WorkerPart = TorchDataset | tuple[Any, ...]
+"""One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
+
+_MOBIACT = "mobiact6.npz"
+_MOBIACT_CHANNELS = 9
+
+
+def load(path: str | Path) -> Dataset:
+    """The data set of an npz file with arrays ``x`` and ``y``, and optionally ``user`` and ``split``.
+
+    ``split`` says 'train' or 'test' of every sample; without it ``hold_out`` chooses the test part. For the rest see
+    ``from_arrays``.
+    """
+    x, y, user, test = _read(Path(path))
+    return _dataset(str(path), *_pools(x, y, user, test))
+
+
+def load_mobiact(data_dir: str | Path | None = None) -> Dataset:
+    """MobiAct (Vavoulas et al. 2016), six activities of 50 users: windows [900] of 100 samples x 9 channels.
+
+    Standardised per channel on the train part.
+    """
+    folders = search_path(data_dir)
+    folder = find(folders, ".", [_MOBIACT])
+    if folder is None:
+        why = "has no direct download (an npz with x [samples, 900], y, user and split)"
+        raise missing("mobiact", [_MOBIACT], folders[0], why)
+    path = folder / _MOBIACT
+    x, y, user, test = _read(path)
+    if x.shape[1:] != (100 * _MOBIACT_CHANNELS,):
+        raise UserError(f"{path} holds samples of shape {list(x.shape[1:])}; mobiact's are [900]: put its file there.")
+    train, held_out = _pools(x, y, user, test)
+    x_train, x_test = standardise(train[0], held_out[0], _MOBIACT_CHANNELS)
+    return _dataset("mobiact", (x_train, *train[1:]), (x_test, *held_out[1:]), source=str(path))
+
+
+def from_arrays(
+    x: Array,
+    y: Array,
+    x_test: Array | None = None,
+    y_test: Array | None = None,
+    *,
+    user: Array | None = None,
+    user_test: Array | None = None,
+    name: str = "arrays",
+    num_classes: int | None = None,
+) -> Dataset:
+    """A data set out of arrays in memory, which are copied.
+
+    ``x`` is [samples, ...]: bytes are taken as pixels and scaled to 0..1, all other numbers as they are. ``y`` holds
+    whole numbers 0..C-1 [samples], or floats [samples, ...] for a regression. ``user`` [samples] says who recorded a
+    sample. Without a test part ``hold_out`` chooses one.
+    """
+    inputs, targets = _samples(name, x, y)
+    if x_test is None and y_test is None:
+        who = None if user is None else _users(name, user, len(inputs))
+        return _dataset(name, *_pools(inputs, targets, who, None), num_classes=num_classes)
+    inputs_test, targets_test = _samples(f"{name}: the test part", x_test, y_test)
+    who = who_test = None
+    if user is not None and user_test is not None:
+        sizes = [len(inputs), len(inputs_test)]
+        who, who_test = _users(name, np.concatenate([_numpy(user), _numpy(user_test)]), sum(sizes)).split(sizes)
+    elif user is not None or user_test is not None:
+        raise UserError(f"{name}: users of one part only; give user and user_test, or neither.")
+    return _dataset(name, (inputs, targets, who), (inputs_test, targets_test, who_test), num_classes=num_classes)
+
+
+def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
+    """A data set out of one part per worker; the workers are its users, so that ``natural`` gives each its own part.
+
+    A part without test samples gets some by ``hold_out``. For the arrays see ``from_arrays``.
+    """
+    if not parts:
+        raise UserError(f"{name}: no worker has data; give one part per worker.")
+    pools = [_worker_pools(f"{name}: worker {worker}", part) for worker, part in enumerate(parts)]
+    first = pools[0][0]
+    for worker, (train, test) in enumerate(pools):
+        if len(train[0]) == 0:
+            raise UserError(f"{name}: worker {worker} has no train sample; give it one or leave it out.")
+        for x, y, _ in (train, test):
+            if (x.shape[1:], y.shape[1:], y.dtype) != (first[0].shape[1:], first[1].shape[1:], first[1].dtype):
+                raise UserError(
+                    f"{name}: worker {worker} has samples {list(x.shape[1:])} with {y.dtype} targets, worker 0 has "
+                    f"{list(first[0].shape[1:])} with {first[1].dtype}; give all workers one kind of sample."
+                )
+
+    def joined(parts: list[_Pool]) -> _Pool:
+        worker = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(x) for x, _, _ in parts]))
+        return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
+
+    train, test = (joined(list(side)) for side in zip(*pools, strict=True))
+    return _dataset(name, train, test, num_classes=num_classes)
+
+
+def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:
+    """Which samples are for test, [samples] bool: the same for every seed.
+
+    A fifth of every user's samples, spread evenly over its classes (or over its range of targets); nothing of a user
+    with fewer than three.
+    """
+    target = y.flatten(1)[:, 0].numpy() if y.ndim > 1 else y.numpy()
+    who = np.zeros(len(y), np.int64) if user is None else user.numpy()
+    order = np.lexsort((generator(0, "test-pool").random(len(y)), target, who))
+    rank = np.arange(len(y)) - np.searchsorted(who[order], who[order])
+    test = np.zeros(len(y), bool)
+    test[order[rank % 5 == 2]] = True
+    return torch.from_numpy(test)
+
+
+_Pool = tuple[Tensor, Tensor, Tensor | None]
+"""Inputs, targets and users of one part."""
+
+
+def _dataset(
+    name: str, train: _Pool, test: _Pool, *, num_classes: int | None = None, source: str | None = None
+) -> Dataset:
+    """A data set out of its two pools, with the number of classes read off the labels unless it is given."""
+    where = source or name
+    y_train, y_test = train[1], test[1]
+    if y_train.dtype != y_test.dtype:
+        raise UserError(f"{where}: y is {y_train.dtype} for training and {y_test.dtype} for test; give both one type.")
+    if y_train.is_floating_point():
+        if num_classes is not None:
+            raise UserError(f"{where}: float targets mean a regression, which has no classes; give whole numbers.")
+    elif num_classes is None and len(y_train):
+        num_classes = int(max(y_train.max(), y_test.max() if len(y_test) else 0)) + 1
+        num_samples = len(y_train) + len(y_test)
+        if num_classes > num_samples:
+            raise UserError(
+                f"{where}: label {num_classes - 1} in {num_samples} samples; number the classes 0, 1, 2, ... "
+                "(or give float targets for a regression)."
+            )
+    return Dataset(name, train[0], y_train, test[0], y_test, num_classes, train[2], test[2], source=source)
+
+
+def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:
+    """Samples parted into train and test by a mask, or by ``hold_out``."""
+    chosen = hold_out(y, user) if test is None else test
+
+    def part(rows: Tensor) -> _Pool:
+        return x[rows], y[rows], None if user is None else user[rows]
+
+    return part(~chosen), part(chosen)
+
+
+def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
+    """One worker's train and test pool."""
+    sides = part if isinstance(part, tuple) else (part,)
+    arrays = [column for side in sides for column in (_columns(side) if isinstance(side, TorchDataset) else (side,))]
+    if len(arrays) == 2:
+        return _pools(*_samples(where, *arrays), None, None)
+    if len(arrays) == 4:
+        return (*_samples(where, *arrays[:2]), None), (*_samples(f"{where}: the test part", *arrays[2:]), None)
+    raise UserError(
+        f"{where} has {len(arrays)} arrays; give (x, y), (x, y, x_test, y_test) or torch Datasets of (x, y)."
+    )
+
+
+def _columns(data: TorchDataset) -> tuple[list[Any], list[Any]]:
+    """Inputs and targets of a torch Dataset with a length."""
+    samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
+    return [_numpy(x) for x, _ in samples], [_numpy(y) for _, y in samples]
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Inputs, targets, users and the mask of the test part, out of an npz file."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {key: stored[key] for key in ("x", "y", "user", "split") if key in stored}
+    except FileNotFoundError:
+        raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
+    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{path} is not an npz of plain arrays, or is damaged ({error}): save it again with numpy.savez."
+        ) from None
+    if "x" not in arrays or "y" not in arrays:
+        raise UserError(
+            f"{path} lacks {'x' if 'x' not in arrays else 'y'}: it needs arrays x and y, optionally user and split."
+        )
+    x, y = _samples(str(path), arrays["x"], arrays["y"])
+    user = _users(str(path), arrays["user"], len(x)) if "user" in arrays else None
+    if "split" not in arrays:
+        return x, y, user, None
+    split = arrays["split"]
+    if split.shape != (len(x),) or not np.isin(split, ["train", "test"]).all():
+        raise UserError(f"{path}: split must say 'train' or 'test' once for each of the {len(x)} samples.")
+    return x, y, user, torch.from_numpy(split == "test")
+
+
+def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
+    """Inputs [samples, ...] float32 and targets int64 or float32, of one length."""
+    if x is None or y is None:
+        raise UserError(f"{where} has x or y but not both; give both.")
+    try:
+        inputs, targets = _numpy(x), _numpy(y)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where}: x or y is not an array ({error}); give arrays of numbers of one shape.") from None
+    if inputs.ndim < 2 or inputs.dtype.kind not in "buif":
+        raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}; give numbers [samples, ...].")
+    if targets.ndim < 1 or targets.dtype.kind not in "buif" or (targets.dtype.kind != "f" and targets.ndim > 1):
+        raise UserError(
+            f"{where}: y is {targets.dtype} {list(targets.shape)}; give whole numbers [samples], "
+            "or floats for a regression."
+        )
+    if len(inputs) != len(targets):
+        raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target a sample.")
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name later
+        values = torch.from_numpy(inputs.astype(np.float32))
+        if inputs.dtype == np.uint8:
+            values.div_(255)
+        kind = np.float32 if targets.dtype.kind == "f" else np.int64
+        return values, torch.from_numpy(targets.astype(kind))
+
+
+def _users(where: str, user: Array, num_samples: int) -> Tensor:
+    """Users of any name as numbers in their sorted order, [samples] int64."""
+    names = _numpy(user)
+    if names.shape != (num_samples,) or names.dtype.kind not in "biuUS":
+        raise UserError(f"{where}: user is {names.dtype} {list(names.shape)}; give one number or name for each sample.")
+    return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
+
+
+def _numpy(values: Array) -> np.ndarray:
+    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

@@ -1,0 +1,252 @@
+"""A federation: the workers of one run and what each of them holds of a data set."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from manyheads.data.dataset import Dataset
+from manyheads.data.files import replacing
+from manyheads.data.partition import Split, draw_partition, parse_split
+from manyheads.data.shards import Shards
+from manyheads.data.test_split import Entries, by_owner, split_test
+from manyheads.errors import UserError
+from manyheads.randomness import generator
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Workers and their shards. Row w of every shard belongs to the worker with the id ``ids[w]``."""
+
+    name: str
+    """The data set's."""
+    num_workers: int
+    """Workers of the whole federation, whether their shards are here or not."""
+    ids: tuple[int, ...]
+    """The workers whose shards are here: the number that seeds everything a worker draws."""
+    train: Shards
+    validation: Shards
+    """Held out of the train samples; the pool is the same tensor."""
+    test: Shards
+    num_classes: int | None
+    """None: a regression."""
+    input_shape: tuple[int, ...]
+    """Of one sample."""
+    notes: tuple[str, ...] = ()
+    """What the user should know about the split, one line each."""
+
+    @cached_property
+    def class_counts(self) -> Tensor:
+        """Train samples by worker and class, as the worker names the classes: [W, C] int64 (C is 0 in a regression)."""
+        if self.num_classes is None:
+            return torch.zeros(len(self.ids), 0, dtype=torch.int64)
+        cells = len(self.ids) * self.num_classes
+        cell = _worker_of_entry(self.train) * self.num_classes + self.train.y
+        return torch.bincount(cell, minlength=cells).view(len(self.ids), self.num_classes)
+
+    def majority_floor(self) -> float | None:
+        """What always answering the most frequent train class would score, averaged over workers with test samples.
+
+        None in a regression, and when nobody has test samples.
+        """
+        if self.num_classes is None:
+            return None
+        worker = _worker_of_entry(self.test)
+        hit = (self.test.y == self.class_counts.argmax(1)[worker]).double()
+        weight = torch.ones_like(hit) if self.test.weight is None else self.test.weight.double()
+        score = torch.bincount(worker, hit * weight, minlength=len(self.ids))
+        total = torch.bincount(worker, weight, minlength=len(self.ids))
+        tested = total > 0
+        return float((score[tested] / total[tested]).mean()) if tested.any() else None
+
+    def take(self, workers: Sequence[int]) -> "Federation":
+        """The same federation with the shards of some rows only, in the order given."""
+        return replace(
+            self,
+            ids=tuple(self.ids[w] for w in workers),
+            train=self.train.take(workers),
+            validation=self.validation.take(workers),
+            test=self.test.take(workers),
+        )
+
+    def indices(self) -> dict[str, Tensor]:
+        """Who holds what, without the pools, in the smallest types: ``ids``, ``train.index``, ``train.y``, ..."""
+        tensors = {"ids": torch.tensor(self.ids, dtype=torch.int64)}
+        for part, shards in self._parts().items():
+            tensors[f"{part}.offsets"] = torch.tensor(shards.offsets, dtype=torch.int64)
+            tensors[f"{part}.index"] = shards.index.to("cpu", torch.int32)
+            tensors[f"{part}.y"] = shards.y.to("cpu", _target_type(self.num_classes))
+            if shards.weight is not None:
+                tensors[f"{part}.weight"] = shards.weight.to("cpu", torch.float32)
+        return tensors
+
+    def digest(self) -> str:
+        """A fingerprint of the partition: sha256 over ``indices()``."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.indices().items()):
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
+    def save(self, path: str | Path) -> None:
+        """Write the partition, without the pools, as one safetensors file that appears whole or not at all."""
+        about = {"num_workers": self.num_workers, "notes": self.notes, "digest": self.digest()}
+        content = safetensors.torch.save(self.indices(), {"federation": json.dumps(about)})
+        with replacing(Path(path)) as file:
+            file.write(content)
+
+    @staticmethod
+    def load(path: str | Path, data: Dataset) -> "Federation":
+        """A saved federation of the same data set."""
+        try:
+            with safetensors.safe_open(path, "pt") as file:
+                about = json.loads(file.metadata()["federation"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError) as error:
+            raise UserError(
+                f"{path} is not a saved partition ({error}): draw it again from its split and seed."
+            ) from None
+
+        def shards(part: str, x: Tensor) -> Shards:
+            index, y = tensors[f"{part}.index"].long(), tensors[f"{part}.y"]
+            if len(index) and int(index.max()) >= len(x):
+                raise UserError(
+                    f"{path} was saved for another data set than {data.name}: load the one it was drawn from."
+                )
+            y = y if data.num_classes is None else y.long()
+            return Shards(x, index, y, tuple(tensors[f"{part}.offsets"].tolist()), tensors.get(f"{part}.weight"))
+
+        federation = Federation(
+            name=data.name,
+            num_workers=about["num_workers"],
+            ids=tuple(tensors["ids"].tolist()),
+            train=shards("train", data.x_train),
+            validation=shards("validation", data.x_train),
+            test=shards("test", data.x_test),
+            num_classes=data.num_classes,
+            input_shape=tuple(data.x_train.shape[1:]),
+            notes=tuple(about["notes"]),
+        )
+        if federation.digest() != about["digest"]:
+            raise UserError(
+                f"{path} is damaged or of another data set than {data.name}: draw it again from its split and seed."
+            )
+        return federation
+
+    def _parts(self) -> dict[str, Shards]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+
+def federate(
+    dataset: Dataset,
+    *,
+    workers: int,
+    split: str | Split,
+    test_split: str = "shared",
+    relabel: bool = False,
+    validation: float = 0.0,
+    seed: int,
+) -> Federation:
+    """Deal a data set to workers, as a function of the seed.
+
+    With ``relabel`` every worker names the classes in its own order. ``validation`` is the part of each worker's train
+    samples that is held out; at least one sample stays for training.
+    """
+    if not 0 <= validation < 1:
+        raise UserError(
+            f"validation {validation:g}: give the part of the train samples to hold out, from 0 to below 1."
+        )
+    if relabel and dataset.num_classes is None:
+        raise UserError(f"relabel needs classes, {dataset.name} is a regression: leave it out.")
+    partition = draw_partition(dataset, parse_split(split) if isinstance(split, str) else split, workers, seed)
+    train, held_out = _hold_out(by_owner(partition.owner, workers), validation, seed)
+    test = split_test(test_split, dataset, partition, seed)
+    names = _relabelling(dataset.num_classes, workers, seed) if relabel and dataset.num_classes else None
+    notes = partition.notes
+    if test_split == "shared" and (left_out := len(dataset.x_test) - len(test.rows)):
+        notes += (f"{left_out} test samples are of classes or users that no worker trains on: they were left out",)
+    return Federation(
+        name=dataset.name,
+        num_workers=workers,
+        ids=tuple(range(workers)),
+        train=_shards(dataset.x_train, dataset.y_train, train, names),
+        validation=_shards(dataset.x_train, dataset.y_train, held_out, names),
+        test=_shards(dataset.x_test, dataset.y_test, test, names),
+        num_classes=dataset.num_classes,
+        input_shape=tuple(dataset.x_train.shape[1:]),
+        notes=notes,
+    )
+
+
+def describe(federation: Federation) -> list[tuple[str, str]]:
+    """What a person wants to know about a split, as (name, value) lines."""
+    lines = [("data", federation.name), ("workers", str(len(federation.ids)))]
+    lines += [
+        (f"{part} samples a worker", _spread(shards.sizes))
+        for part, shards in federation._parts().items()
+        if len(shards.index)
+    ]
+    floor = federation.majority_floor()
+    if federation.num_classes is not None:
+        counts = federation.class_counts.double()
+        share = float((counts.amax(1) / counts.sum(1)).mean())
+        present = float((counts > 0).sum(1).double().mean())
+        lines += [
+            ("classes a worker", f"mean {present:.1f} of {federation.num_classes}"),
+            ("majority share", f"{share:.3f} (mean part of a worker's most frequent train class)"),
+            ("majority floor", "none" if floor is None else f"{floor:.3f} (accuracy of always answering that class)"),
+        ]
+    lines.append(("workers without test samples", str(federation.test.sizes.count(0))))
+    return lines + [("note", note) for note in federation.notes]
+
+
+def _spread(sizes: Sequence[int]) -> str:
+    return f"min {min(sizes)}, median {median(sizes):g}, max {max(sizes)}" if sizes else "none"
+
+
+def _hold_out(train: Entries, part: float, seed: int) -> tuple[Entries, Entries]:
+    """Part every worker's train entries into those that stay and those held out for validation."""
+    held = np.zeros(len(train.rows), bool)
+    numbers = np.minimum((train.sizes * part + 0.5).astype(np.int64), train.sizes - 1)
+    starts = train.sizes.cumsum() - train.sizes
+    for worker in np.flatnonzero(numbers):
+        order = generator(seed, "validation", worker=int(worker)).permutation(train.sizes[worker])
+        held[starts[worker] + order[: numbers[worker]]] = True
+    return Entries(train.rows[~held], train.sizes - numbers), Entries(train.rows[held], numbers)
+
+
+def _relabelling(num_classes: int, workers: int, seed: int) -> Tensor:
+    """Every worker's own name for each class, [W, C]."""
+    names = [generator(seed, "relabel", worker=worker).permutation(num_classes) for worker in range(workers)]
+    return torch.from_numpy(np.stack(names))
+
+
+def _shards(x: Tensor, y: Tensor, entries: Entries, names: Tensor | None) -> Shards:
+    index = torch.from_numpy(entries.rows)
+    target = y[index]
+    if names is not None:
+        worker = torch.from_numpy(np.repeat(np.arange(len(entries.sizes)), entries.sizes))
+        target = names[worker, target]
+    weight = None if entries.weight is None else torch.from_numpy(entries.weight)
+    return Shards(x, index, target, (0, *entries.sizes.cumsum().tolist()), weight)
+
+
+def _worker_of_entry(shards: Shards) -> Tensor:
+    """The row of the worker each entry belongs to, [entries]."""
+    sizes = torch.tensor(shards.sizes, dtype=torch.int64, device=shards.index.device)
+    return torch.arange(shards.num_workers, device=sizes.device).repeat_interleave(sizes)
+
+
+def _target_type(num_classes: int | None) -> torch.dtype:
+    if num_classes is None:
+        return torch.float32
+    return torch.uint8 if num_classes <= 256 else torch.int32

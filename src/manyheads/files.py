@@ -1,0 +1,119 @@
+"""Files that appear whole or not at all: bytes, JSON and tensors, written atomically."""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from math import isfinite
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from manyheads.errors import UserError
+
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of ``path`` when the block ends well and leaves it alone otherwise.
+
+    What a killed process leaves behind is called ``.NAME.*.part``.
+    """
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with part.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Whatever the disk refuses inside the block (it is full, read-only, not ours) in one line for the user."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(f"cannot write {path}: {reason}. Mend that and start again, or choose another --out.") from None
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a whole file, or nothing."""
+    with disk_errors(path), replacing(path) as file:
+        file.write(content)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file, or nothing; returns the file's sha256.
+
+    Streams leaf by leaf, so that it takes no second copy of the tensors and one pass for disk and hash together.
+    """
+    # The widest numbers come first, as in the library's own files: every leaf then starts at a multiple of its width.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
+    end = 0
+    for name, leaf in ordered:
+        start, end = end, end + leaf.numel() * leaf.element_size()
+        header[name] = {"dtype": _DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with disk_errors(path), replacing(path) as file:
+        for chunk in _chunks(len(text).to_bytes(8, "little") + text, (leaf for _, leaf in ordered)):
+            file.write(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sha256(path: Path) -> str:
+    """The hash of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def to_json(value: Any, indent: int | None = None) -> str:
+    """JSON that every reader takes: numbers that are not finite become null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _chunks(head: bytes, leaves: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
+    yield head
+    for leaf in leaves:
+        yield leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename last through a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,32 @@
+"""Swapping layers inside a module."""
+
+import copy
+from collections.abc import Callable
+
+from torch import nn
+
+
+def replace_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:
+    """Put ``make(layer)``, called once per layer, in the place or places of every layer for which it is not None."""
+    made: dict[nn.Module, nn.Module | None] = {}
+    for name, layer in list(net.named_modules(remove_duplicate=False)):
+        if layer not in made:
+            made[layer] = make(layer)
+        new = made[layer]
+        if name and new is not None:
+            put(net, name, new)
+
+
+def unshare_layers(net: nn.Module) -> None:
+    """Give a layer without tensors that stands in several places, such as one nn.ReLU for all, a copy for each."""
+    seen: set[nn.Module] = set()
+    for name, layer in list(net.named_modules(remove_duplicate=False)):
+        if layer in seen and not layer.state_dict() and not list(layer.children()):
+            put(net, name, copy.deepcopy(layer))
+        seen.add(layer)
+
+
+def put(net: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put a layer in the place with this dotted name."""
+    parent, _, child = name.rpartition(".")
+    setattr(net.get_submodule(parent), child, layer)

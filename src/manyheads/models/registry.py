@@ -1,0 +1,109 @@
+"""A net by its name: one of ours, a user's factory, or a module itself, split and ready to train."""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import partial
+from math import prod
+from typing import Literal, get_args
+
+import torch
+from torch import nn
+
+from manyheads.errors import UserError, unknown
+from manyheads.models.nets import NETS, mlp
+from manyheads.models.norm import group_norm
+from manyheads.models.split import Split, split
+
+Model = str | nn.Module | Callable[..., nn.Module]
+"""A name or spec, a module, or a factory of one."""
+
+Norm = Literal["shared", "local", "group"]
+"""BatchNorm whose statistics are mixed with the neighbours', whose statistics stay at home, or GroupNorm instead."""
+
+
+def build(
+    model: Model,
+    input_shape: tuple[int, ...],
+    num_outputs: int,
+    *,
+    head: str | None = None,
+    norm: Norm = "shared",
+) -> Split:
+    """A net for samples [*input_shape], with weights drawn from torch's global generator.
+
+    ``model`` is a name (``mlp``, ``mlp:200,100``, ``vgg11``, ...), ``package.module:factory``, a factory or a module; a
+    factory is called with nothing, or with ``input_shape`` and ``num_outputs`` where it asks for two arguments.
+    """
+    if norm not in get_args(Norm):
+        raise unknown("norm", norm, get_args(Norm))
+    module = _module(model, input_shape, num_outputs)
+    if norm == "group":
+        module = group_norm(module)
+    like = next(module.parameters(), torch.empty(0))
+    example = torch.linspace(-1, 1, 2 * prod(input_shape), dtype=like.dtype, device=like.device).view(2, *input_shape)
+    net = split(module, head, example)
+    with torch.no_grad():
+        shape = net.eval()(example).shape
+    given = shape[-1] if len(shape) > 1 else 1
+    if given < num_outputs:
+        raise UserError(f"the model gives {given} outputs for {num_outputs} classes or targets: give it {num_outputs}.")
+    return net.train()
+
+
+def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    if isinstance(model, nn.Module):
+        return model
+    factory = _factory(model) if isinstance(model, str) else model
+    name = model if isinstance(model, str) else repr(model)
+    if not callable(factory):
+        raise UserError(f"model '{name}' is a {type(factory).__name__}: name a function or class that gives a module.")
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(factory).parameters.values()
+    required = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+    if len(required) not in (0, 2):
+        raise UserError(
+            f"model '{name}' needs the arguments {', '.join(required)}: write a factory that needs none,"
+            " or two, input_shape and num_outputs."
+        )
+    try:
+        module = factory(input_shape, num_outputs) if required else factory()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"model '{name}' cannot be made: {_one_line(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"model '{name}' gives a {type(module).__name__}: it must give an nn.Module.")
+    return module
+
+
+def _factory(spec: str) -> Callable[..., nn.Module]:
+    name, colon, rest = spec.partition(":")
+    if name == "mlp" and colon:
+        return partial(mlp, hidden=_sizes(spec, rest))
+    if name in NETS and not colon:
+        return NETS[name]
+    if name in NETS:
+        raise UserError(f"model '{spec}': {name} takes no sizes; only mlp does, as mlp:200,100.")
+    if not colon:
+        raise unknown("model", spec, [*NETS, "package.module:factory"])
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:
+        raise UserError(f"model '{spec}': cannot import {name}: {_one_line(error)}") from error
+    if rest not in vars(module):
+        near = get_close_matches(rest, vars(module), n=1)
+        raise UserError(f"model '{spec}': {name} has no '{rest}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+    return vars(module)[rest]
+
+
+def _sizes(spec: str, text: str) -> tuple[int, ...]:
+    sizes = text.split(",")
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
+        raise UserError(f"model '{spec}': hidden sizes are positive numbers with commas between them, as mlp:200,100.")
+    return tuple(map(int, sizes))
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

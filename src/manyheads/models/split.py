@@ -1,0 +1,253 @@
+"""A net as a representation and one or more heads: made out of any nn.Module by the name of its head."""
+
+import copy
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from functools import reduce
+from operator import add
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.errors import UserError, unknown
+from manyheads.models.dropout import Dropout
+from manyheads.models.layers import put, replace_layers, unshare_layers
+from manyheads.models.norm import BatchNorm, own_batchnorm
+
+
+class Split(nn.Module):
+    """A representation and one or more heads on its features; the output is the sum of the heads' outputs.
+
+    Parameters are named ``representation.*`` and ``<head>.*``; the first head is called ``head``.
+    """
+
+    def __init__(
+        self,
+        representation: nn.Module,
+        heads: Mapping[str, nn.Module],
+        detached: frozenset[str] = frozenset(),
+        random: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__()
+        self.representation = representation
+        for name, head in heads.items():
+            self.add_module(name, head)
+        self.head_names = tuple(heads)
+        self.detached = detached
+        """Heads that send no gradient into the features."""
+        self.random = random
+        """Modules that were seen to draw from torch's generator."""
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups that own parameters."""
+        return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
+
+    def features(self, x: Tensor) -> Tensor:
+        """Samples [B, ...] -> features [B, ...]."""
+        return self.representation(x)
+
+    def outputs(self, features: Tensor) -> dict[str, Tensor]:
+        """Features [B, ...] -> each head's output [B, ...]."""
+        detached = features.detach()
+        return {
+            name: self.get_submodule(name)(detached if name in self.detached else features) for name in self.head_names
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Samples [B, ...] -> outputs [B, ...]."""
+        return reduce(add, self.outputs(self.features(x)).values())
+
+    def with_head(self, name: str, *, detach: frozenset[str]) -> "Split":
+        """A copy with one more head, itself a copy of the first; ``detach`` names the detached ones."""
+        new = copy.deepcopy(self)
+        new.add_module(name, copy.deepcopy(self.get_submodule(self.head_names[0])))
+        new.head_names = (*self.head_names, name)
+        new.detached = detach
+        return new
+
+
+def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
+    """Split a copy of a module by the dotted name of its head; ``example`` is a batch [B, ...] of at least two samples.
+
+    Inside an nn.Sequential the head is everything from the named layer on; elsewhere the named module must be the last
+    thing that forward applies, which is tried on the example. None: the last child that owns parameters. ``all`` and
+    ``none``: everything is the head, or nothing is. torch's Dropout and BatchNorm are replaced by ours.
+    """
+    whole = copy.deepcopy(module).eval()
+    with torch.no_grad():
+        expected = _try(whole, example)
+        unshare_layers(whole)
+        head = _last(whole) if head is None else head
+        representation, top = _separate(whole, head)
+        net = Split(representation, {"head": top})
+        replace_layers(net, lambda layer: _own_dropout(layer) or own_batchnorm(layer))
+        if not _agrees(net.eval(), example, expected):
+            raise UserError(
+                f"head '{head}' is not the last thing the model's forward applies: name the last layer,"
+                " or write the model as an nn.Sequential."
+            )
+    if {id(p) for p in net.representation.parameters()} & {id(p) for p in top.parameters()}:
+        raise UserError(f"head '{head}' shares parameters with the rest of the model: choose a head that owns its own.")
+    return _watched(net.train(), example)
+
+
+def needs_loop(net: Split) -> str | None:
+    """The first module with randomness of its own, which only the ``loop`` engine can run; None: there is none."""
+    known = (name for name, module in net.named_modules() if _draws(module))
+    return next(known, net.random[0] if net.random else None)
+
+
+def cacheable_prefix(net: Split, frozen: Literal["train", "eval"]) -> int:
+    """How many leading layers of a frozen representation give a sample the same features in every batch of a phase.
+
+    A representation that is no nn.Sequential counts as one layer.
+    """
+    body = net.representation
+    layers = {"representation": body}
+    if isinstance(body, nn.Identity):
+        layers = {}
+    elif type(body) is nn.Sequential:
+        layers = {f"representation.{name}": layer for name, layer in body.named_children()}
+    if frozen == "eval":
+        return len(layers)
+    return [*(_varies(net, name, layer) for name, layer in layers.items()), True].index(True)
+
+
+def cut(net: Split, depth: int) -> tuple[nn.Module, Split]:
+    """The first ``depth`` layers of the representation and the net behind them: same modules, same names."""
+    body = net.representation
+    if type(body) is nn.Sequential:
+        front, back = body[:depth], body[depth:]
+    else:
+        front, back = (body, nn.Identity()) if depth else (nn.Identity(), body)
+    heads = {name: net.get_submodule(name) for name in net.head_names}
+    rest = Split(back, heads, net.detached)
+    names = {name for name, _ in rest.named_modules()}
+    rest.random = tuple(name for name in net.random if name in names)
+    return front, rest
+
+
+def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
+    if head == "all":
+        return nn.Identity(), whole
+    if head == "none":
+        return whole, nn.Identity()
+    owners = [name for name, layer in whole.named_modules() if name and any(True for _ in layer.parameters())]
+    if head not in dict(whole.named_modules()):
+        raise unknown("head", head, ["all", "none", *(n for n in owners if n.count(".") <= head.count("."))])
+    parts = head.split(".")
+    levels = [whole.get_submodule(".".join(parts[:k])) for k in range(len(parts))]
+    if all(type(level) is nn.Sequential for level in levels):
+        return _sliced(whole, parts)
+    parent, (parent_name, _, child) = levels[-1], head.rpartition(".")
+    if type(parent) is nn.Sequential:
+        front, top = _sliced(parent, [child])
+        put(whole, parent_name, front)
+    else:
+        top = whole.get_submodule(head)
+        put(whole, head, nn.Identity())
+    return whole, top
+
+
+def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module]:
+    """What comes before a layer of nested Sequentials and what comes from it on, both with their names."""
+    assert isinstance(sequence, nn.Sequential)
+    layers = list(sequence.named_children())
+    first, *rest = parts
+    at = [name for name, _ in layers].index(first)
+    if not rest:
+        return sequence[:at], sequence[at:]
+    before, after = _sliced(layers[at][1], rest)
+    return (
+        nn.Sequential(OrderedDict([*layers[:at], (first, before)])),
+        nn.Sequential(OrderedDict([(first, after), *layers[at + 1 :]])),
+    )
+
+
+def _last(whole: nn.Module) -> str:
+    owners = [name for name, child in whole.named_children() if any(True for _ in child.parameters())]
+    if not owners:
+        raise UserError(
+            f"{type(whole).__name__} has no layers to choose a head from: give the head as 'all' or 'none'."
+        )
+    return owners[-1]
+
+
+def _try(module: nn.Module, example: Tensor) -> Tensor:
+    """The module's output; what goes wrong inside is the user's to mend."""
+    try:
+        output = module(example)
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        shape = "x".join(map(str, example.shape[1:]))
+        raise UserError(f"the model fails on samples of shape {shape}: {reason}") from error
+    if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(example):
+        raise UserError("the model must return one tensor with a row for every sample: change its forward.")
+    return output
+
+
+def _agrees(net: Split, example: Tensor, expected: Tensor) -> bool:
+    try:
+        output = net(example)
+    except Exception:  # whatever a head raises on what is not its input
+        return False
+    return output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+def _own_dropout(layer: nn.Module) -> nn.Module | None:
+    return Dropout(layer.p) if type(layer) is nn.Dropout else None
+
+
+def _watched(net: Split, example: Tensor) -> Split:
+    """Find what draws random numbers by a trial in train mode.
+
+    One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
+    """
+    trial = copy.deepcopy(net)
+    calls: Counter[str] = Counter()
+    drew: list[str] = []
+    before: dict[str, Tensor] = {}
+
+    def watch(name: str, module: nn.Module) -> None:
+        def enter(*_: object) -> None:
+            before[name] = torch.get_rng_state()
+
+        def leave(*_: object) -> None:
+            calls[name] += 1
+            inside = any(other.startswith(f"{name}.") for other in drew)
+            if not inside and name not in drew and not torch.equal(before[name], torch.get_rng_state()):
+                drew.append(name)
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+
+    for name, module in trial.named_modules():
+        if name:
+            watch(name, module)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        _try(trial, example)
+    net.random = tuple(drew)
+    for name, module in list(net.named_modules()):
+        if isinstance(module, Dropout) and calls[name] > 1:
+            put(net, name, nn.Dropout(module.p))
+    return net
+
+
+def _draws(module: nn.Module) -> bool:
+    """Whether one of torch's modules draws from torch's generator in train mode."""
+    if isinstance(module, nn.modules.dropout._DropoutNd):
+        return module.p > 0
+    if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)
+
+
+def _varies(net: Split, name: str, layer: nn.Module) -> bool:
+    """Whether a layer in train mode gives a sample other features in another batch or step."""
+    drew = any(other == name or other.startswith(f"{name}.") for other in net.random)
+    return drew or any(
+        isinstance(module, BatchNorm) or (isinstance(module, Dropout) and module.p > 0) or _draws(module)
+        for module in layer.modules()
+    )

@@ -1,0 +1,233 @@
+"""A run made ready: data, net, graph, engine and network built from an Experiment, before the first round."""
+
+import copy
+import platform
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import manyheads
+from manyheads.algorithms.base import Context, Rates, State
+from manyheads.data import Dataset, Federation, federate, load
+from manyheads.engine.batches import Source
+from manyheads.engine.choose import make_engine
+from manyheads.engine.phase import accuracy, cross_entropy, single_head
+from manyheads.engine.workload import Workload
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.models import build
+from manyheads.models.norm import has_batchnorm
+from manyheads.models.split import Split, needs_loop
+from manyheads.network.in_process import InProcess
+from manyheads.randomness import key, torch_seed
+from manyheads.recipes import recipe_for
+from manyheads.topology import Mixing, build_mixing
+from manyheads.tree import Params, repeat, stack
+
+
+@dataclass(frozen=True)
+class Session:
+    """Everything a run needs, and what its user should be told."""
+
+    experiment: Experiment
+    """Complete: every value filled in."""
+    runtime: Runtime
+    federation: Federation
+    mixing: Mixing
+    ctx: Context
+    device: torch.device
+    engine: str
+    majority_floor: float | None
+    notes: list[str]
+
+    def describe_model(self) -> dict[str, Any]:
+        """What it takes to build the net again."""
+        federation = self.federation
+        return {"input_shape": list(federation.input_shape), "num_outputs": num_outputs(federation)}
+
+    def describe_runtime(self) -> dict[str, Any]:
+        """Where the run was computed."""
+        return {
+            "manyheads": manyheads.__version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
+            "engine": self.engine,
+            "deterministic": self.runtime.deterministic,
+        }
+
+
+def open_session(experiment: Experiment, runtime: Runtime) -> Session:
+    """Build everything a run needs. Every mistake in the experiment shows here, before anything is written."""
+    data = experiment.data
+    dataset = data if isinstance(data, Dataset) else load(data, runtime.data_dir)
+    experiment = resolve(experiment, dataset)
+    algorithm = experiment.algorithm
+    device = pick_device(runtime.device)
+    federation = federate(
+        dataset,
+        workers=experiment.workers,
+        split=experiment.split,
+        test_split=experiment.test_split,
+        relabel=experiment.relabel,
+        validation=experiment.validation,
+        seed=experiment.seed,
+    )
+    mixing = build_mixing(
+        # A server or no exchange at all needs no graph; a ring then only says who is present.
+        "ring" if experiment.graph in ("server", "none") else experiment.graph,
+        experiment.workers,
+        weights=experiment.weights or "metropolis",
+        redraw=experiment.redraw,
+        link_failure=experiment.link_failure,
+        worker_failure=experiment.worker_failure,
+        seed=experiment.seed,
+        allow_row_stochastic=algorithm.row_stochastic,
+    )
+    model = initial_model(experiment, federation)
+    network = InProcess(mixing, algorithm.private)
+    here = _on_device(federation, device, experiment.dtype)
+    loss, metric = experiment.loss, experiment.metric
+    if federation.num_classes is None and loss is None:
+        raise UserError("the data's targets are numbers, not classes: give a loss (and a metric) in Python.")
+    workload = Workload(
+        model=copy.deepcopy(model).to(device),
+        train=here.train,
+        ids=federation.ids,
+        source=Source(experiment.seed, _given(experiment.batch_size), has_batchnorm(model)),
+        loss=loss or cross_entropy,
+        metric=metric or (accuracy if federation.num_classes is not None else _negative(loss)),
+        transform=experiment.transform,
+    )
+    engine = make_engine(runtime.engine, workload, threads=runtime.threads)
+    ctx = Context(
+        engine=engine,
+        network=network,
+        model=model,
+        rates=rates(experiment),
+        objective=single_head(workload.loss),
+        class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
+        sizes=np.array(federation.train.sizes),
+        ids=federation.ids,
+        rounds=_given(experiment.rounds),
+        seed=experiment.seed,
+        initial=_first_state(model, len(federation.ids), device),
+        random_heads=_random_heads(model, experiment, federation.ids, device),
+        share_statistics=experiment.norm == "shared",
+    )
+    notes = [*federation.notes, *mixing.notes]
+    if random_module := needs_loop(model):
+        notes.append(f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round.")
+    floor = federation.majority_floor() if federation.num_classes is not None else None
+    return Session(experiment, runtime, here, mixing, ctx, device, engine.name, floor, notes)
+
+
+def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
+    """The experiment with nothing left open: recipe values, the algorithm's graph and weights."""
+    name = experiment.data if isinstance(experiment.data, str) else ""
+    experiment = experiment.complete(recipe_for(name, tuple(dataset.x_train.shape[1:])))
+    algorithm = experiment.algorithm
+    if algorithm.server:
+        return replace(experiment, graph="server", weights=None, redraw=False)
+    if algorithm.private == frozenset({"representation", "head"}):
+        return replace(experiment, graph="none", weights=None, redraw=False)
+    default = "uniform" if algorithm.row_stochastic else "metropolis"
+    return replace(experiment, weights=experiment.weights or default)
+
+
+def rates(experiment: Experiment) -> Rates:
+    """The optimiser's numbers, Corollary 1's where asked for: beta = sqrt(N/K), alpha = 1/(tau sqrt(K))."""
+    lr, head_lr = _given(experiment.lr), _given(experiment.head_lr)
+    if experiment.schedule == "corollary":
+        rounds = _given(experiment.rounds)
+        tau = getattr(experiment.algorithm, "head_steps", None) or getattr(experiment.algorithm, "head_epochs", 1)
+        lr, head_lr = (experiment.workers / rounds) ** 0.5, 1 / (tau * rounds**0.5)
+    return Rates(
+        lr,
+        head_lr,
+        _given(experiment.momentum),
+        _given(experiment.weight_decay),
+        experiment.clip or None,
+        _given(experiment.decay),
+        experiment.schedule,
+    )
+
+
+def num_outputs(federation: Federation) -> int:
+    """Outputs the net needs: one per class, or one per number of a regression target."""
+    if federation.num_classes is not None:
+        return federation.num_classes
+    y = federation.train.y
+    return 1 if y.ndim == 1 else y.shape[1]
+
+
+def initial_model(experiment: Experiment, federation: Federation) -> Split:
+    """The net with its first weights, a function of the seed, in the experiment's precision."""
+    with torch_seed(key(experiment.seed, "weights")):
+        model = build(
+            _given(experiment.model),
+            federation.input_shape,
+            num_outputs(federation),
+            head=experiment.head,
+            norm=experiment.norm,
+        )
+    return experiment.algorithm.prepare(model.to(experiment.dtype))
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called ``name``; auto takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"unknown device '{name}'. Allowed: auto, cpu, cuda, cuda:K.") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"unknown device '{name}'. Allowed: auto, cpu, cuda, cuda:K.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs: use --device cpu.")
+    return device
+
+
+def _first_state(model: Split, num_workers: int, device: torch.device) -> State:
+    params = {name: p.detach().to(device) for name, p in model.named_parameters()}
+    persistent = model.state_dict().keys()
+    buffers = {name: b.to(device) for name, b in model.named_buffers() if name in persistent}
+    return State(repeat(params, num_workers), repeat(buffers, num_workers))
+
+
+def _random_heads(model: Split, experiment: Experiment, ids: tuple[int, ...], device: torch.device) -> Params:
+    """A head of its own for each worker, where the algorithm wants that."""
+    if getattr(experiment.algorithm, "heads", "same") != "random":
+        return {}
+
+    def draw(worker: int) -> Params:
+        head = copy.deepcopy(model.get_submodule("head"))
+        with torch_seed(key(experiment.seed, "heads", worker=worker)):
+            for module in head.modules():
+                if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv1d)):
+                    module.reset_parameters()
+        return {f"head.{name}": p.detach().to(device) for name, p in head.named_parameters()}
+
+    return stack(draw(worker) for worker in ids)
+
+
+def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
+    train = federation.train.to(device, dtype)
+    # Train and validation shards lie over one pool: it is moved once.
+    validation = replace(federation.validation.to(device, dtype), x=train.x)
+    return replace(federation, train=train, validation=validation, test=federation.test.to(device, dtype))
+
+
+def _given(value):
+    assert value is not None, "an experiment is completed before it is used"
+    return value
+
+
+def _negative(loss):
+    """Without a metric of its own a regression is scored by its loss, so that higher is better."""
+    return lambda output, y: -loss(output, y)

@@ -1,0 +1,52 @@
+"""Where to draw the workers, and which of them to join by a line."""
+
+import numpy as np
+
+from manyheads.topology.graphs import grid_shape
+from manyheads.topology.rows import Mixing
+
+MOST_SPRINGS = 400
+"""From here on the picture of a random graph is a blur whatever its layout, and a circle costs nothing."""
+
+
+def edges(mixing: Mixing, round: int = 0) -> list[tuple[int, int]]:
+    """The pairs of workers that exchange anything in a round, in either direction: each once, (i, j) with i < j."""
+    rows = mixing.rows(round)
+    pairs = np.sort(np.stack([rows.receivers, rows.columns], axis=1), axis=1)
+    pairs = np.unique(pairs[pairs[:, 0] < pairs[:, 1]], axis=0)
+    return [(int(i), int(j)) for i, j in pairs]
+
+
+def layout(mixing: Mixing) -> np.ndarray:
+    """A place for every worker, the same every time: [N, 2] within -1..1.
+
+    A grid for a torus, a hub in the middle for a star, springs for random graphs (in round 0), and a circle for others.
+    """
+    num_workers = mixing.num_workers
+    family = mixing.name.partition(":")[0]
+    if family == "torus":
+        rows, columns = grid_shape(num_workers)
+        y, x = np.meshgrid(np.linspace(1, -1, rows), np.linspace(-1, 1, columns), indexing="ij")
+        return np.stack([x.ravel(), y.ravel()], axis=1)
+    if family == "star":
+        return np.concatenate([np.zeros((1, 2)), _circle(num_workers - 1)])
+    if family in ("random", "regular", "in-neighbours") and num_workers <= MOST_SPRINGS:
+        return _springs(num_workers, edges(mixing))
+    return _circle(num_workers)
+
+
+def _circle(count: int) -> np.ndarray:
+    """Evenly round the clock, from twelve."""
+    angle = 2 * np.pi * np.arange(count) / count
+    return np.stack([np.sin(angle), np.cos(angle)], axis=1)
+
+
+def _springs(num_workers: int, pairs: list[tuple[int, int]]) -> np.ndarray:
+    import networkx
+
+    graph = networkx.Graph(pairs)
+    graph.add_nodes_from(range(num_workers))
+    # Starting from the circle leaves nothing to chance; the seed only keeps networkx off numpy's global generator.
+    start = dict(enumerate(_circle(num_workers)))
+    places = networkx.spring_layout(graph, pos=start, iterations=100, seed=0)
+    return np.stack([places[worker] for worker in range(num_workers)])

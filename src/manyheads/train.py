@@ -1,0 +1,235 @@
+"""The round loop: local phases, mixing, evaluation, records; a generator, so that whoever calls it does the showing."""
+
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyheads.algorithms.base import Losses, State
+from manyheads.checkpoint import Checkpoints, Snapshot
+from manyheads.data.shards import Shards
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.metrics.accuracy import summarise
+from manyheads.metrics.consensus import consensus_error
+from manyheads.record import Record
+from manyheads.session import Session, open_session
+from manyheads.store import RunDirectory
+
+_CHECKPOINT_SHARE = 0.05
+_DISK_BYTES_PER_SECOND = 200e6
+"""A careful guess of how long the first checkpoint takes; later ones are measured."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One finished round: its number, its loss, and its record where it was evaluated."""
+
+    round: int
+    loss: float
+    record: Record | None
+
+
+def train(experiment: Experiment, runtime: Runtime | None = None) -> Iterator[Record]:
+    """Train, yielding a Record for every evaluated round.
+
+    >>> for record in train(Experiment(workers=4, rounds=2)):
+    ...     print(record.round, record.accuracy_mean)  # doctest: +SKIP
+    """
+    for step in run(open_session(experiment, runtime or Runtime())):
+        if step.record is not None:
+            yield step.record
+
+
+def run(session: Session) -> Iterator[Step]:
+    """Run a session's rounds; with a run directory, from where it stops, keeping everything in it."""
+    experiment, runtime, ctx = session.experiment, session.runtime, session.ctx
+    if runtime.out is None:
+        yield from _rounds(session, 0, experiment.algorithm.init(ctx), 0.0, None)
+        return
+    directory = RunDirectory.open(runtime.out, experiment, resume=runtime.resume)
+    with directory.lock():
+        if directory.finished(ctx.rounds):
+            session.notes.append(f"{directory.path} already holds these {ctx.rounds} rounds: nothing to do.")
+            return
+        saver = _Saver(session, directory)
+        snapshot, notes = saver.checkpoints.load()
+        session.notes.extend(notes)
+        round, state, seconds = 0, None, 0.0
+        if snapshot is not None:
+            round, state, seconds = snapshot.round, _restore(session, snapshot), snapshot.seconds
+        if directory.cut_back(round) or round:
+            session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
+        session.federation.save(directory.path / "partition.safetensors")
+        yield from _rounds(session, round, state or experiment.algorithm.init(ctx), seconds, saver)
+
+
+def _rounds(session: Session, first: int, state: State, seconds: float, saver: "_Saver | None") -> Iterator[Step]:
+    runtime, ctx, algorithm = session.runtime, session.ctx, session.experiment.algorithm
+    began = time.perf_counter() - seconds
+    for round in range(first, ctx.rounds):
+        last = round + 1 == ctx.rounds
+        if algorithm.order == "train-mix":
+            state, losses = algorithm.local(state, round, ctx)
+            before = trained = state
+            state = mixed = algorithm.mix(state, round, ctx)
+        else:
+            before = state
+            state = mixed = algorithm.mix(state, round, ctx)
+            state, losses = algorithm.local(state, round, ctx)
+            trained = state
+        loss = _checked_loss(losses, round, session)
+        record = None
+        if (round + 1) % runtime.eval_every == 0 or last:
+            measured = _measure(session, before, trained, mixed, state)
+            record = _record(session, round + 1, loss, time.perf_counter() - began, *measured)
+        del before, trained, mixed
+        if saver is not None:
+            saver.keep(round + 1, state, time.perf_counter() - began, record)
+        yield Step(round + 1, loss, record)
+
+
+class _Saver:
+    """Keeps a run in its directory: records at once, checkpoints as often as their share of the time allows."""
+
+    def __init__(self, session: Session, directory: RunDirectory) -> None:
+        self.session, self.directory = session, directory
+        self.checkpoints = Checkpoints(
+            directory.path / "checkpoint",
+            run_id=session.experiment.run_id,
+            num_workers=session.experiment.workers,
+            workers=session.ctx.network.workers,
+        )
+        self.spent = 0.0
+        self.next_cost: float | None = None
+
+    def keep(self, round: int, state: State, seconds: float, record: Record | None) -> None:
+        session, last = self.session, round == self.session.ctx.rounds
+        if record is not None:
+            self.directory.append(record)
+        if last or self._due(round, state, seconds):
+            began = time.perf_counter()
+            traffic = session.ctx.network.traffic
+            self.checkpoints.save(
+                Snapshot(round, state.params, state.buffers, traffic.sent, traffic.received, traffic.on_wire, seconds)
+            )
+            self.next_cost = time.perf_counter() - began
+            self.spent += self.next_cost
+        if last and record is not None:
+            models = session.experiment.algorithm.models(state, session.ctx)
+            self.directory.save_models(models.params, models.buffers, session.describe_model())
+            self.directory.finish(record, {"notes": session.notes, "runtime": session.describe_runtime()})
+
+    def _due(self, round: int, state: State, seconds: float) -> bool:
+        every = self.session.runtime.checkpoint_every
+        if every is not None:
+            return round % every == 0
+        if self.next_cost is None:
+            size = sum(leaf.numel() * leaf.element_size() for leaf in (state.params | state.buffers).values())
+            self.next_cost = size / _DISK_BYTES_PER_SECOND
+        return self.spent + self.next_cost <= _CHECKPOINT_SHARE * seconds
+
+
+def _restore(session: Session, snapshot: Snapshot) -> State:
+    traffic = session.ctx.network.traffic
+    traffic.sent, traffic.received = snapshot.sent.copy(), snapshot.received.copy()
+    traffic.on_wire = snapshot.on_wire
+    return State(
+        {name: leaf.to(session.device) for name, leaf in snapshot.params.items()},
+        {name: leaf.to(session.device) for name, leaf in snapshot.buffers.items()},
+    )
+
+
+def _checked_loss(losses: Losses, round: int, session: Session) -> float:
+    """The mean loss of the last phase; a worker whose loss is no number ends the run."""
+    gather = session.ctx.network.gather
+    everywhere = {phase: gather(loss) for phase, loss in losses.items()}
+    for phase, loss in everywhere.items():
+        broken = loss.isinf().nonzero().flatten().tolist()
+        if broken:
+            raise UserError(
+                f"the loss of worker {broken[0]} is not a number in round {round + 1}, phase '{phase}': "
+                f"lower --lr (now {session.ctx.rates.lr:g}) or --clip; the last good checkpoint is kept."
+            )
+    return float(list(everywhere.values())[-1].nanmean()) if everywhere else float("nan")
+
+
+Measured = tuple[dict[str, float], dict[str, list[float | None]]]
+
+
+def _measure(session: Session, before: State, trained: State, mixed: State, end: State) -> Measured:
+    """Every number of a record that comes from a state, and the values of each worker."""
+    ctx, federation = session.ctx, session.federation
+    values: dict[str, float] = {
+        "consensus_error": consensus_error(mixed.params, ctx.network),
+        "consensus_error_before_mixing": consensus_error(before.params, ctx.network),
+    }
+
+    def score(state: State, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
+        models = session.experiment.algorithm.models(state, ctx)
+        result = ctx.engine.evaluate(models.params, models.buffers, shards)
+        metric, loss, count = (ctx.network.gather(v).cpu() for v in (result.metric, result.loss, result.count))
+        return metric, loss, count
+
+    accuracy, _, count = score(end, federation.test)
+    values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, count)
+    values["workers_without_test"] = int((count == 0).sum())
+    accuracy_before, _, _ = score(before, federation.test)
+    values["accuracy_before_mixing"] = summarise(accuracy_before, count)[0]
+    _, train_loss, train_count = score(trained, federation.train)
+    values["train_loss"] = summarise(train_loss, train_count)[0]
+    per_worker = {
+        "accuracy": _listed(accuracy, count),
+        "accuracy_before_mixing": _listed(accuracy_before, count),
+        "train_loss": _listed(train_loss, train_count),
+    }
+    if session.experiment.validation > 0:
+        held_out, _, held_count = score(end, federation.validation)
+        values["accuracy_validation"] = summarise(held_out, held_count)[0]
+        per_worker["accuracy_validation"] = _listed(held_out, held_count)
+    return values, per_worker
+
+
+def _record(
+    session: Session,
+    round: int,
+    loss: float,
+    seconds: float,
+    values: dict[str, float],
+    per_worker: dict[str, list[float | None]],
+) -> Record:
+    network = session.ctx.network
+    sent, received = (
+        float(network.gather(torch.from_numpy(count)).double().mean())
+        for count in (network.traffic.sent, network.traffic.received)
+    )
+    return Record(
+        round=round,
+        algorithm=session.experiment.algorithm.name,
+        run_id=session.experiment.run_id,
+        majority_floor=session.majority_floor,
+        loss=loss,
+        bytes_sent_per_worker=sent,
+        bytes_received_per_worker=received,
+        bytes_on_wire=network.traffic.on_wire,
+        seconds=seconds,
+        peak_memory_bytes=peak_memory(session.device),
+        per_worker=per_worker,
+        **{"accuracy_validation": None, **values},  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _listed(values: Tensor, counts: Tensor) -> list[float | None]:
+    return [float(v) if c > 0 else None for v, c in zip(values, counts, strict=True)]
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory this process has held: on the GPU where it trains there, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
