@@ -94,7 +94,9 @@ def sparse_rows(
     num_workers = len(present)
     everyone = np.arange(num_workers)
     if diagonal is None:
-        diagonal = 1.0 - np.bincount(receiver, weight, minlength=num_workers)
+        # 1 minus the weights, taken from an equal share: on a regular graph all weights of P are then the same bits.
+        share = 1 / (1 + np.bincount(receiver, minlength=num_workers))
+        diagonal = share + np.bincount(receiver, share[receiver] - weight, minlength=num_workers)
     receivers = np.concatenate([receiver, everyone])
     columns = np.concatenate([sender, everyone])
     order = np.argsort(receivers * num_workers + columns, kind="stable")
