@@ -48,5 +48,5 @@ def dropout_mask(key: Tensor, shape: Sequence[int], p: float, dtype: torch.dtype
     factor, place = low[..., width:].unsqueeze(-1), low[..., :width].unsqueeze(-2)
     mixed = (factor * place).add_(high.unsqueeze(-1))
     first_kept = dropped - 2**31
-    kept = mixed.clamp_(first_kept - 1, first_kept).sub_(first_kept - 1)
+    kept = mixed.clamp(first_kept - 1, first_kept).sub_(first_kept - 1)
     return kept.to(dtype).mul_(1 / (1 - p)).view(*key.shape, *shape)

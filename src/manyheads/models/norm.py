@@ -59,7 +59,7 @@ class BatchNorm(nn.Module):
             # Where torch would refuse for want of values, nothing moves.
             moves = count > 1
             unbiased = var.detach() * (count / (count - 1).clamp(min=1))
-            rate = self.momentum * moves
+            rate = self.momentum * moves.to(exact.dtype)
             self.running_mean.add_(rate * (mean.detach() - self.running_mean))
             self.running_var.add_(rate * (unbiased - self.running_var))
             self.num_batches_tracked.add_(moves)

@@ -75,8 +75,13 @@ def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
     thing that forward applies, which is tried on the example. None: the last child that owns parameters. ``all`` and
     ``none``: everything is the head, or nothing is. torch's Dropout and BatchNorm are replaced by ours.
     """
-    whole = copy.deepcopy(module).eval()
     with torch.no_grad():
+        if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
+            # Lazy layers can be copied only once they have their shapes.
+            training = module.training
+            _try(module.eval(), example)
+            module.train(training)
+        whole = copy.deepcopy(module).eval()
         expected = _try(whole, example)
         unshare_layers(whole)
         head = _last(whole) if head is None else head
@@ -109,7 +114,7 @@ def cacheable_prefix(net: Split, frozen: Literal["train", "eval"]) -> int:
     if isinstance(body, nn.Identity):
         layers = {}
     elif type(body) is nn.Sequential:
-        layers = {f"representation.{name}": layer for name, layer in body.named_children()}
+        layers = {f"representation.{name}": layer for name, layer in _children(body).items()}
     if frozen == "eval":
         return len(layers)
     return [*(_varies(net, name, layer) for name, layer in layers.items()), True].index(True)
@@ -135,7 +140,7 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
     if head == "none":
         return whole, nn.Identity()
     owners = [name for name, layer in whole.named_modules() if name and any(True for _ in layer.parameters())]
-    if head not in dict(whole.named_modules()):
+    if head not in dict(whole.named_modules(remove_duplicate=False)):
         raise unknown("head", head, ["all", "none", *(n for n in owners if n.count(".") <= head.count("."))])
     parts = head.split(".")
     levels = [whole.get_submodule(".".join(parts[:k])) for k in range(len(parts))]
@@ -154,7 +159,7 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
 def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module]:
     """What comes before a layer of nested Sequentials and what comes from it on, both with their names."""
     assert isinstance(sequence, nn.Sequential)
-    layers = list(sequence.named_children())
+    layers = list(_children(sequence).items())
     first, *rest = parts
     at = [name for name, _ in layers].index(first)
     if not rest:
@@ -166,8 +171,13 @@ def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module
     )
 
 
+def _children(module: nn.Module) -> dict[str, nn.Module]:
+    """The children by name, repeated ones too, which ``named_children`` leaves out."""
+    return {name: child for name, child in module._modules.items() if child is not None}
+
+
 def _last(whole: nn.Module) -> str:
-    owners = [name for name, child in whole.named_children() if any(True for _ in child.parameters())]
+    owners = [name for name, child in _children(whole).items() if any(True for _ in child.parameters())]
     if not owners:
         raise UserError(
             f"{type(whole).__name__} has no layers to choose a head from: give the head as 'all' or 'none'."

@@ -1,0 +1,138 @@
+"""Nets by name, by import path, as factories and as modules; wrong ones are refused in one line."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from manyheads.errors import UserError
+from manyheads.models.registry import build
+from manyheads.randomness import torch_seed
+
+FACTORIES = """
+from torch import nn
+
+def fitted(input_shape, num_outputs):
+    rows, columns = input_shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(rows * columns, 8), nn.ReLU(), nn.Linear(8, num_outputs))
+
+def fixed(width=8):
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 4))
+
+class Net(nn.Module):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__()
+        self.body = nn.Linear(3, 5)
+        self.out = nn.Linear(10, num_outputs)
+
+    def forward(self, x):
+        return self.out(self.body(x).flatten(1))
+
+def greedy(a, b, c):
+    return fixed()
+
+def broken():
+    raise RuntimeError("first line\\nsecond line")
+
+def nothing():
+    return None
+
+number = 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "user_nets.py").write_text(FACTORIES)
+    (tmp_path / "failing_nets.py").write_text("import not_a_module_at_all\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "user_nets", raising=False)
+    return "user_nets"
+
+
+def module() -> nn.Sequential:
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+
+def test_hidden_sizes_come_from_the_spec_and_the_rest_from_the_data() -> None:
+    net = build("mlp:200,100", (28, 28), 10)
+    weights = [tuple(p.shape) for p in net.parameters() if p.ndim == 2]
+    assert weights == [(200, 784), (100, 200), (10, 100)]
+
+
+@pytest.mark.parametrize("factory", ["fitted", "fixed", "Net"])
+def test_a_factory_is_found_by_its_import_path(factories: str, factory: str) -> None:
+    assert build(f"{factories}:{factory}", (2, 3), 4).eval()(torch.zeros(5, 2, 3)).shape == (5, 4)
+
+
+@pytest.mark.parametrize("model", [module(), module, lambda: module(), lambda input_shape, num_outputs: module()])
+def test_modules_and_callables_are_taken_as_they_are(model: nn.Module | Callable[..., nn.Module]) -> None:
+    assert build(model, (2, 3), 4, head="1").groups == ("head",)
+
+
+def test_a_module_keeps_its_weights_and_is_not_changed() -> None:
+    own = module()
+    net = build(own, (2, 3), 4, norm="group")
+    assert torch.equal(net.get_parameter("head.4.weight"), own[4].weight)
+    assert net.get_parameter("head.4.weight") is not own[4].weight
+    assert isinstance(own[3], nn.BatchNorm1d)
+    assert isinstance(net.representation[3], nn.GroupNorm)
+
+
+def test_a_module_of_another_precision_stays_in_it() -> None:
+    assert build(module().double(), (2, 3), 4).get_buffer("representation.3.running_mean").dtype == torch.float64
+
+
+def test_weights_are_a_function_of_the_global_seed() -> None:
+    def weights(seed: int) -> torch.Tensor:
+        with torch_seed(seed):
+            return build("cnn", (1, 8, 8), 10).get_parameter("representation.conv1.weight")
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("resnet81", "Did you mean 'resnet18'?"),
+        ("nothing-like-it", "package.module:factory"),
+        ("mlp:", "as mlp:200,100"),
+        ("mlp:20,-1", "as mlp:200,100"),
+        ("mlp:0", "as mlp:200,100"),
+        ("vgg11:64", "vgg11 takes no sizes"),
+        ("no_such_package.nets:net", "cannot import no_such_package.nets: ModuleNotFoundError"),
+        (":net", "cannot import"),
+        ("..:net", "cannot import"),
+        ("failing_nets:net", "No module named 'not_a_module_at_all'"),
+        ("user_nets:fited", "user_nets has no 'fited'. Did you mean 'fitted'?"),
+        ("user_nets:zzz", "user_nets has no 'zzz'."),
+        ("user_nets:number", "is a int"),
+        ("user_nets:greedy", "needs the arguments a, b, c"),
+        ("user_nets:broken", "cannot be made: RuntimeError: first line"),
+        ("user_nets:nothing", "gives a NoneType"),
+    ],
+)
+def test_a_wrong_spec_is_refused_in_one_line(factories: str, spec: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        build(spec, (2, 3), 4)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_too_few_outputs_are_refused() -> None:
+    with pytest.raises(UserError, match="gives 4 outputs for 5 classes"):
+        build(module(), (2, 3), 5)
+
+
+def test_samples_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="fails on samples of shape 2x4"):
+        build(module(), (2, 4), 4)
+
+
+def test_an_unknown_norm_is_refused() -> None:
+    with pytest.raises(UserError, match="Did you mean 'group'"):
+        build("mlp", (2, 3), 4, norm="groups")  # type: ignore[arg-type]
