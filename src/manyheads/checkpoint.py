@@ -167,8 +167,8 @@ class Checkpoints:
                     path.unlink()
         complete = _complete_rounds(self.folder)
         kept = [other for other in complete if other <= round][-_KEPT:]
-        # A later complete one was found damaged, or this run would have begun there; a later incomplete one may be in the
-        # making by a process that is ahead.
+        # A later complete one was found damaged, or this run would have begun there; a later incomplete one may just be
+        # in the making by a process that is ahead.
         for other in {*complete, *(r for r in _rounds(self.folder) if r < round)} - {*kept}:
             with suppress(OSError):
                 # Without its manifest first: what is left of a deletion that is cut short must not look damaged.

@@ -1,0 +1,401 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manyheads.checkpoint import Checkpoints, Snapshot, latest_round, newest, read
+from manyheads.errors import UserError
+from manyheads.tree import rows
+
+NUM_WORKERS = 12
+
+
+def snapshot(round: int, workers: range = range(NUM_WORKERS)) -> Snapshot:
+    """A state that differs in every worker and round; the names are not in alphabetical order."""
+    g = torch.Generator().manual_seed(round)
+    params = {
+        "representation.2.weight": torch.randn(NUM_WORKERS, 3, 2, generator=g),
+        "representation.0.weight": torch.randn(NUM_WORKERS, 5, generator=g, dtype=torch.float64),
+        "head.bias": torch.randn(NUM_WORKERS, 1, generator=g),
+    }
+    buffers = {
+        "representation.1.running_mean": torch.randn(NUM_WORKERS, 2, generator=g),
+        "representation.1.num_batches_tracked": torch.arange(NUM_WORKERS) + round,
+        "representation.0.kept": torch.rand(NUM_WORKERS, 3, generator=g) < 0.5,
+    }
+    here = slice(workers.start, workers.stop)
+    sent = np.arange(NUM_WORKERS, dtype=np.int64) * round
+    return Snapshot(
+        round, rows(params, here), rows(buffers, here), sent[here], sent[here] + 1, 100 * len(workers), round / 7
+    )
+
+
+def same(a: Snapshot, b: Snapshot) -> bool:
+    """Whether two snapshots are equal, up to how ``on_wire`` is spread over processes."""
+    trees = ((a.params, b.params), (a.buffers, b.buffers))
+    return (
+        all(list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one) for one, two in trees)
+        and np.array_equal(a.sent, b.sent)
+        and np.array_equal(a.received, b.received)
+        and (a.round, a.seconds) == (b.round, b.seconds)
+    )
+
+
+def blocks(num_ranks: int) -> list[range]:
+    bounds = [NUM_WORKERS * rank // num_ranks for rank in range(num_ranks + 1)]
+    return [range(a, b) for a, b in pairwise(bounds)]
+
+
+def processes(folder: Path, num_ranks: int, generation: str = "0") -> list[Checkpoints]:
+    return [
+        Checkpoints(
+            folder,
+            run_id="abc",
+            num_workers=NUM_WORKERS,
+            workers=workers,
+            rank=rank,
+            num_ranks=num_ranks,
+            generation=generation,
+        )
+        for rank, workers in enumerate(blocks(num_ranks))
+    ]
+
+
+def save_all(ranks: list[Checkpoints], round: int) -> None:
+    for checkpoints in ranks:
+        checkpoints.write_rows(snapshot(round, checkpoints.workers))
+    ranks[0].complete(round, snapshot(round).seconds)
+
+
+def single(folder: Path) -> Checkpoints:
+    return processes(folder, 1)[0]
+
+
+def loaded_round(checkpoints: Checkpoints) -> int | None:
+    found, _ = checkpoints.load()
+    assert found is None or same(found, snapshot(found.round))
+    return None if found is None else found.round
+
+
+def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
+    assert single(tmp_path / "checkpoint").load() == (None, [])
+    assert newest(tmp_path / "nowhere") == (None, [])
+
+
+def test_what_is_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    checkpoints.save(snapshot(12))
+    found, notes = checkpoints.load()
+    assert found is not None
+    assert same(found, snapshot(12))
+    assert found.on_wire == snapshot(12).on_wire
+    assert notes == []
+
+
+def test_leaves_keep_their_order_because_sums_over_them_depend_on_it(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    checkpoints.save(snapshot(1))
+    found, _ = checkpoints.load()
+    assert found is not None
+    assert list(found.params) == list(snapshot(1).params) != sorted(snapshot(1).params)
+
+
+def test_a_loaded_state_owns_its_memory(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    checkpoints.save(snapshot(1))
+    found, _ = checkpoints.load()
+    assert found is not None
+    found.params["head.bias"].zero_()
+    assert loaded_round(checkpoints) == 1
+
+
+def test_the_last_two_are_kept_in_the_layout_of_the_docs(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    for round in (4, 8, 12):
+        checkpoints.save(snapshot(round))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000008", "round-000012"]
+    files = sorted(path.name for path in (tmp_path / "round-000012").iterdir())
+    assert files == ["manifest.json", "rows-00000-00011.safetensors"]
+    manifest = json.loads((tmp_path / "round-000012" / "manifest.json").read_text())
+    assert manifest["run_id"] == "abc"
+    assert (manifest["round"], manifest["num_workers"], manifest["generation"]) == (12, NUM_WORKERS, "0")
+    assert latest_round(tmp_path) == 12
+
+
+def test_any_number_of_processes_goes_on_from_any_other(tmp_path: Path) -> None:
+    save_all(processes(tmp_path, 4), 1)
+    wire = sum(snapshot(1, workers).on_wire for workers in blocks(4))
+    for round, num_ranks in enumerate((2, 3, 1, 5), start=2):
+        ranks = processes(tmp_path, num_ranks)
+        found = [checkpoints.load()[0] for checkpoints in ranks]
+        for checkpoints, part in zip(ranks, found, strict=True):
+            assert part is not None
+            assert same(part, snapshot(round - 1, checkpoints.workers))
+        assert sum(part.on_wire for part in found if part is not None) == wire
+        save_all(ranks, round)
+
+
+@given(st.sets(st.integers(1, NUM_WORKERS - 1)), st.sets(st.integers(1, NUM_WORKERS - 1)))
+@settings(max_examples=25, deadline=None)
+def test_any_blocks_are_read_from_any_others(
+    tmp_path_factory: pytest.TempPathFactory, written: set[int], wanted: set[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("checkpoint")
+
+    def cut(at: set[int]) -> list[range]:
+        bounds = [0, *sorted(at), NUM_WORKERS]
+        return [range(a, b) for a, b in pairwise(bounds)]
+
+    for rank, workers in enumerate(cut(written)):
+        part = Checkpoints(
+            folder, run_id="abc", num_workers=NUM_WORKERS, workers=workers, rank=rank, num_ranks=len(written) + 1
+        )
+        part.write_rows(snapshot(3, workers))
+    Checkpoints(
+        folder, run_id="abc", num_workers=NUM_WORKERS, workers=cut(written)[0], num_ranks=len(written) + 1
+    ).complete(3, snapshot(3).seconds)
+    manifest, _ = newest(folder)
+    assert manifest is not None
+    parts = [read(folder, manifest, workers) for workers in cut(wanted)]
+    assert all(same(part, snapshot(3, workers)) for part, workers in zip(parts, cut(wanted), strict=True))
+    assert sum(part.on_wire for part in parts) == 100 * NUM_WORKERS
+
+
+def test_rows_without_a_manifest_are_no_checkpoint(tmp_path: Path) -> None:
+    ranks = processes(tmp_path, 2)
+    save_all(ranks, 4)
+    for checkpoints in ranks:
+        checkpoints.write_rows(snapshot(8, checkpoints.workers))
+    found, notes = ranks[0].load()
+    assert found is not None
+    assert (found.round, notes) == (4, [])
+
+
+def test_a_checkpoint_is_not_completed_while_rows_are_missing(tmp_path: Path) -> None:
+    ranks = processes(tmp_path, 3)
+    save_all(ranks, 4)
+    for checkpoints in (ranks[0], ranks[2]):
+        checkpoints.write_rows(snapshot(8, checkpoints.workers))
+    with pytest.raises(UserError, match="rows of 2 of 3 processes"):
+        ranks[0].complete(8, 1.0)
+    assert latest_round(tmp_path) == 4
+
+
+def test_an_earlier_generation_can_write_nothing_more(tmp_path: Path) -> None:
+    old = processes(tmp_path, 2, generation="first")
+    old[0].load()
+    save_all(old, 4)
+    for checkpoints in old:
+        checkpoints.write_rows(snapshot(8, checkpoints.workers))
+    new = processes(tmp_path, 2, generation="second")
+    assert new[0].load()[0] is not None
+    with pytest.raises(UserError, match="taken over"):
+        old[0].complete(8, 1.0)
+    with pytest.raises(UserError, match="taken over"):
+        old[1].write_rows(snapshot(8, old[1].workers))
+    assert latest_round(tmp_path) == 4
+
+
+def test_rows_of_an_earlier_generation_never_enter_a_checkpoint(tmp_path: Path) -> None:
+    old = processes(tmp_path, 3, generation="first")
+    old[0].load()
+    for checkpoints in old:
+        checkpoints.write_rows(snapshot(7, checkpoints.workers))
+    new = processes(tmp_path, 2, generation="second")
+    new[0].load()
+    new[0].write_rows(snapshot(7, new[0].workers))
+    with pytest.raises(UserError, match="rows of 1 of 2 processes"):
+        new[0].complete(7, 1.0)
+    save_all(new, 7)
+    assert len(list((tmp_path / "round-000007").iterdir())) == 3
+    assert loaded_round(single(tmp_path)) == 7
+
+
+def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
+    single(tmp_path).save(snapshot(4))
+    other = Checkpoints(tmp_path, run_id="xyz", num_workers=NUM_WORKERS, workers=range(NUM_WORKERS))
+    with pytest.raises(UserError, match="belongs to run abc, and this is run xyz"):
+        other.load()
+    assert loaded_round(single(tmp_path)) == 4
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-5])
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
+    "truncated rows": ("rows-00000-00011.safetensors", _truncate, "sha mismatch in rows-00000-00011.safetensors"),
+    "missing rows": ("rows-00000-00011.safetensors", Path.unlink, "rows-00000-00011.safetensors: No such file"),
+    "truncated manifest": ("manifest.json", _truncate, "manifest.json cannot be read"),
+    "empty manifest": ("manifest.json", _empty, "manifest.json cannot be read"),
+    "another JSON": ("manifest.json", lambda path: path.write_text("[1]") and None, "manifest.json cannot be read"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_damage_falls_back_to_the_checkpoint_before_and_says_so(tmp_path: Path, case: str) -> None:
+    name, harm, reason = DAMAGE[case]
+    checkpoints = single(tmp_path)
+    for round in (8, 12):
+        checkpoints.save(snapshot(round))
+    harm(tmp_path / "round-000012" / name)
+    found, notes = checkpoints.load()
+    assert found is not None
+    assert same(found, snapshot(8))
+    assert len(notes) == 1
+    assert notes[0].startswith(f"checkpoint of round 12 is damaged ({reason}")
+    assert notes[0].endswith("): continuing from round 8")
+
+
+def test_when_all_are_damaged_the_run_starts_over(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    for round in (8, 12):
+        checkpoints.save(snapshot(round))
+        _empty(tmp_path / f"round-{round:06d}" / "rows-00000-00011.safetensors")
+    found, notes = checkpoints.load()
+    assert found is None
+    assert len(notes) == 2
+    assert all(note.endswith("continuing from round 0") for note in notes)
+
+
+def test_after_a_fall_back_the_damaged_one_makes_way(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    for round in (8, 12):
+        checkpoints.save(snapshot(round))
+    _empty(tmp_path / "round-000012" / "manifest.json")
+    assert loaded_round(checkpoints) == 8
+    checkpoints.save(snapshot(9))
+    assert checkpoints.load()[1] == []
+    assert sorted(path.name for path in tmp_path.glob("round-*")) == ["round-000008", "round-000009"]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
+    checkpoints = single(tmp_path_factory.mktemp("saved"))
+    for round in (8, 12):
+        checkpoints.save(snapshot(round))
+    return checkpoints
+
+
+@given(
+    st.sampled_from(["rows-00000-00011.safetensors", "manifest.json"]),
+    st.floats(0, 1, exclude_max=True),
+    st.integers(1, 255),
+)
+@settings(max_examples=150, deadline=None)
+def test_a_flipped_byte_never_changes_what_is_loaded(saved: Checkpoints, name: str, where: float, flip: int) -> None:
+    path = saved.folder / "round-000012" / name
+    content = path.read_bytes()
+    broken = bytearray(content)
+    broken[int(where * len(content))] ^= flip
+    path.write_bytes(broken)
+    try:
+        found, notes = saved.load()
+    finally:
+        path.write_bytes(content)
+    assert found is not None
+    assert same(found, snapshot(found.round))
+    # Another blank between two values of the manifest is no damage.
+    assert (found.round, len(notes)) == (8, 1) or (name == "manifest.json" and (found.round, notes) == (12, []))
+
+
+@pytest.mark.parametrize("at", range(6))
+def test_a_full_disk_keeps_the_former_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    checkpoints = single(tmp_path)
+    for round in (4, 8):
+        checkpoints.save(snapshot(round))
+    fsync, calls = os.fsync, iter(range(100))
+
+    def full_disk(handle: int) -> None:
+        if next(calls) >= at:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        fsync(handle)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full_disk)
+        with pytest.raises(UserError, match="No space left on device") as caught:
+            checkpoints.save(snapshot(12))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("*/.*.part"))
+    # The very last thing to fail is making the manifest's rename last: by then it has happened.
+    assert loaded_round(checkpoints) == (12 if at == 5 else 8)
+    assert (tmp_path / "round-000004" / "manifest.json").exists()
+    checkpoints.save(snapshot(12))
+    assert loaded_round(checkpoints) == 12
+
+
+KILLED_AT_EVERY_STEP = """
+    import os, shutil, signal, sys
+    from pathlib import Path
+
+    import test_checkpoint as t
+
+    def save_and_die(folder, step):
+        steps = 0
+
+        def hook(event, args):
+            nonlocal steps
+            if event in STEPS and any(str(folder) in str(a) for a in args):
+                if steps == step:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                steps += 1
+
+        sys.addaudithook(hook)
+        t.single(folder).save(t.snapshot(12))
+        os._exit(0)
+
+    STEPS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
+    start, step, found = Path(sys.argv[1]) / "start", 0, []
+    for round in (4, 8):
+        t.single(start).save(t.snapshot(round))
+    while True:
+        folder = Path(sys.argv[1]) / f"step-{step}"
+        shutil.copytree(start, folder)
+        child = os.fork()
+        if child == 0:
+            save_and_die(folder, step)
+        _, status = os.waitpid(child, 0)
+        state, notes = t.single(folder).load()
+        assert notes == [], notes
+        assert t.same(state, t.snapshot(state.round)), step
+        found.append(state.round)
+        t.single(folder).save(t.snapshot(16))
+        kept = sorted(path.name for path in folder.glob("round-*"))
+        assert kept == [f"round-{found[-1]:06d}", "round-000016"], kept
+        assert len(list(folder.glob("round-000016/*"))) == 2
+        if os.WIFEXITED(status):
+            assert os.waitstatus_to_exitcode(status) == 0
+            break
+        step += 1
+    assert found == sorted(found), found
+    print(found.count(8), found.count(12))
+"""
+
+
+def test_a_process_killed_at_any_step_of_saving_loses_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(KILLED_AT_EVERY_STEP), str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    before, after = map(int, done.stdout.split())
+    assert before >= 5
+    assert after >= 3

@@ -1,0 +1,84 @@
+import errno
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from manyheads.errors import UserError
+from manyheads.files import replacing, sha256, to_json, write_atomically, write_tensors
+
+DTYPES = [
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+]
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"old")
+    with pytest.raises(RuntimeError), replacing(path) as file:
+        file.write(b"half of the n")
+        raise RuntimeError
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, b"old")
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(UserError, match=r"cannot write .*a\.json: No space left on device\. .*--out") as caught:
+        write_tensors(path, {"x": torch.zeros(3)})
+    assert "\n" not in str(caught.value)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_new_files_have_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_bytes(b"")
+    write_atomically(tmp_path / "ours", b"")
+    assert (tmp_path / "ours").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@given(st.lists(st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 4), max_size=3), st.booleans()), max_size=6))
+def test_tensors_are_read_back_by_the_library(tmp_path_factory: pytest.TempPathFactory, leaves: list) -> None:
+    path = tmp_path_factory.mktemp("tensors") / "x.safetensors"
+    tensors = {}
+    for number, (dtype, shape, transposed) in enumerate(leaves):
+        leaf = torch.randint(0, 2, shape).to(dtype)
+        tensors[f"leaf é {number}"] = leaf.mT if transposed and leaf.ndim >= 2 else leaf
+    digest = write_tensors(path, tensors, {"note": "ü"})
+    found = load_file(path)
+    assert digest == sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert found.keys() == tensors.keys()
+    for name, leaf in tensors.items():
+        assert found[name].dtype == leaf.dtype
+        assert torch.equal(found[name], leaf)
+
+
+def test_tensors_may_share_memory(tmp_path: Path) -> None:
+    leaf = torch.arange(6.0).view(2, 3)
+    write_tensors(tmp_path / "x", {"a": leaf, "b": leaf, "c": leaf[:1].expand(4, 3)})
+    found = load_file(tmp_path / "x")
+    assert torch.equal(found["b"], leaf)
+    assert torch.equal(found["c"], leaf[:1].expand(4, 3))
+
+
+def test_json_holds_no_number_that_is_not_finite() -> None:
+    value = {"a": [1.5, float("nan")], "b": {"c": (float("inf"), -2)}, "d": None, "e": True}
+    assert to_json(value) == '{"a": [1.5, null], "b": {"c": [null, -2]}, "d": null, "e": true}'
