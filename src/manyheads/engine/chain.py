@@ -24,8 +24,10 @@ _LAYERS = (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity, Dropout)
 
 def chain(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     """The layers in order with their full names, or None where there is one without a rule."""
-    if isinstance(module, nn.Sequential):
-        parts = [chain(child, f"{name}.{child_name}") for child_name, child in module.named_children()]
+    if type(module) is nn.Sequential:
+        # Not named_children(), which leaves out a layer that stands in a second place.
+        children = zip(module._modules, module, strict=True)
+        parts = [chain(child, f"{name}.{child_name}") for child_name, child in children]
         return None if None in parts else [layer for part in parts if part is not None for layer in part]
     if not isinstance(module, _LAYERS):
         return None
@@ -35,9 +37,10 @@ def chain(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
 
 
 def is_chain(model: Split) -> bool:
-    """Whether this kernel has a rule for every layer of the net."""
-    heads = [chain(model.get_submodule(name), name) for name in model.head_names]
-    return chain(model.representation, "representation") is not None and None not in heads
+    """Whether this kernel has a rule for every layer of the net, each with weights of its own."""
+    parts = [chain(model.get_submodule(name), name) for name in ("representation", *model.head_names)]
+    linear = [layer for part in parts if part for _, layer in part if isinstance(layer, nn.Linear)]
+    return None not in parts and len(set(map(id, linear))) == len(linear)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from manyheads.errors import UserError, unknown
 from manyheads.models.split import needs_loop
 
 ENGINES = ("auto", "loop", "batched")
-_CHUNK_BYTES = 4 << 20
+_CHUNK_BYTES = 12 << 20
 """A chunk's moving weights stay in the cache between its steps."""
 
 
@@ -30,5 +30,5 @@ def make_engine(name: str, workload: Workload, *, threads: int | None = None) ->
         return LocalEngine(workload, LoopKernel, padded=False, chunk_size=1, threads=cores, name=name)
     kernel = ChainKernel if is_chain(model) else VmapKernel
     row = sum(p.numel() * p.element_size() for p in model.parameters())
-    chunk = max(1, min(len(workload.ids), _CHUNK_BYTES // max(row, 1)))
+    chunk = max(1, min(-(-len(workload.ids) // cores), _CHUNK_BYTES // max(row, 1)))
     return LocalEngine(workload, kernel, padded=True, chunk_size=chunk, threads=cores, name=name)

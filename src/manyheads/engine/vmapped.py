@@ -47,7 +47,9 @@ class VmapKernel:
             f"{name}.key": keys
             for name, keys in dropout_keys(self.layers, self.dropouts, batch.dropout_base, batch.step).items()
         }
-        weight = torch.ones_like(batch.y, dtype=batch.count.dtype) if batch.weight is None else batch.weight
+        weight = batch.weight
+        if weight is None:
+            weight = batch.count.new_ones(batch.y.shape[:2])
         supplied |= {f"{name}.sample_weight": weight for name in self.norms if batch.weight is not None}
 
         def loss(moving: Params, others: Params, x: Tensor, y: Tensor, weight: Tensor, count: Tensor, constants: Params):
