@@ -45,7 +45,7 @@ def load_mobiact(data_dir: str | Path | None = None) -> Dataset:
     folder = find(folders, ".", [_MOBIACT])
     if folder is None:
         why = "has no direct download (an npz with x [samples, 900], y, user and split)"
-        raise missing("mobiact", [_MOBIACT], folders[0], why)
+        raise missing("mobiact", why, f"{_MOBIACT} into {folders[0]}")
     path = folder / _MOBIACT
     x, y, user, test = _read(path)
     if x.shape[1:] != (100 * _MOBIACT_CHANNELS,):
@@ -186,7 +186,7 @@ def _columns(data: TorchDataset) -> tuple[list[Any], list[Any]]:
 def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Inputs, targets, users and the mask of the test part, out of an npz file."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {key: stored[key] for key in ("x", "y", "user", "split") if key in stored}
     except FileNotFoundError:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None

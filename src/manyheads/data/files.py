@@ -93,14 +93,17 @@ def obtain(
             _fetch(download, layout, place, progress)
     except (OSError, HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise missing(data, layout.md5, place, f"could not be downloaded ({reason})") from None
+        what = f"{', '.join(layout.md5)} into {place}"
+        for archive in (download for download in layout.downloads if download.is_archive):
+            what += f" (or {archive.name} into {place.parent})"
+        raise missing(data, f"could not be downloaded ({reason})", what) from None
     return layout, place
 
 
-def missing(data: str, names: Iterable[str], place: Path, why: str) -> UserError:
-    """The one line that says which files to put where."""
+def missing(data: str, why: str, what: str) -> UserError:
+    """The one line that says what to put where: ``missing("toys", "has no download", "a.bin into /data")``."""
     return UserError(
-        f"{data} was not found and {why}: put {', '.join(names)} into {place}, "
+        f"{data} was not found and {why}: put {what}, "
         "or name the folder that holds them with --data-dir or MANYHEADS_DATA."
     )
 
@@ -130,7 +133,6 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
     # Members are matched against the names we expect and written under those: no path of the archive is ever used.
     wanted = {f"{folder.name}/{name}": folder / name for name in names}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 if member.isfile() and member.name in wanted and member.size <= _MAX_MEMBER:
@@ -151,6 +153,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write that appears at ``path`` whole, when the block ends well, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as file:
@@ -163,7 +166,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 def _fetch(download: Download, layout: Layout, place: Path, progress: Progress | None) -> None:
     """Download into ``place``, or next to it and unpack; nothing is left behind when that fails."""
     target = place.parent / download.name if download.is_archive else place / download.name
-    target.parent.mkdir(parents=True, exist_ok=True)
     digest, done = hashlib.md5(usedforsecurity=False), 0
     with urllib.request.urlopen(download.url, timeout=_TIMEOUT_SECONDS) as source, replacing(target) as file:
         length = source.headers.get("Content-Length")

@@ -53,8 +53,8 @@ class Dirichlet:
     capped: bool = True
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.concentration) and self.concentration > 0):
-            raise UserError(f"split '{self}': the concentration must be a number above 0, as in dirichlet:0.3.")
+        if not 0 < self.concentration <= 1e6:
+            raise UserError(f"split '{self}': the concentration must lie above 0 and up to 1e6, as in dirichlet:0.3.")
 
     def __str__(self) -> str:
         return f"dirichlet:{self.concentration:.12g}{'' if self.capped else ':uncapped'}"
@@ -85,14 +85,12 @@ class Dirichlet:
         counts = np.zeros((len(totals), workers), np.int64)
         sizes = np.zeros(workers, np.int64)
         for c in np.flatnonzero(totals):
-            takes_more = sizes * workers < totals.sum() if self.capped else np.full(workers, True)
-            part = rng.dirichlet(np.full(workers, self.concentration)) * takes_more
-            if not part.sum() > 0:  # all of it fell on full workers
-                part = takes_more.astype(float)
+            # A Dirichlet vector renormalised over some of its entries is a Dirichlet vector of those entries.
+            takers = sizes * workers < totals.sum() if self.capped else np.full(workers, True)
+            share[c, takers] = rng.dirichlet(np.full(takers.sum(), self.concentration))
             # Divided by its own end the running sum is exactly 1 at the last worker with a part, and no sample strays.
-            reached = part.cumsum()
+            reached = share[c].cumsum()
             counts[c] = np.diff((reached / reached[-1] * totals[c]).astype(np.int64), prepend=0)
-            share[c] = part / reached[-1]
             sizes += counts[c]
         return share, counts
 

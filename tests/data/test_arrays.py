@@ -1,0 +1,202 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
+
+from manyheads.data import arrays, load
+from manyheads.errors import UserError
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(50, 4))
+Y = np.arange(50) % 5
+
+
+def save(folder: Path, **content: object) -> Path:
+    path = folder / "mine.npz"
+    np.savez(path, **content)  # pyright: ignore[reportArgumentType]
+    return path
+
+
+def test_npz_with_split_and_users(tmp_path: Path) -> None:
+    split = np.where(np.arange(50) < 40, "train", "test")
+    user = np.array(["eve", "bob"])[np.arange(50) % 2]
+    data = load(save(tmp_path, x=X, y=Y, user=user, split=split))
+    assert np.allclose(data.x_train.numpy(), X[:40]) and np.allclose(data.x_test.numpy(), X[40:])
+    assert data.x_train.dtype == torch.float32 and data.y_train.dtype == torch.int64
+    assert data.num_classes == 5
+    assert data.user_train is not None and data.user_train.tolist() == [1, 0] * 20
+    assert data.name == str(tmp_path / "mine.npz")
+
+
+def test_without_a_split_a_fifth_of_each_class_is_for_test(tmp_path: Path) -> None:
+    data = load(str(save(tmp_path, x=X, y=Y)))
+    assert torch.bincount(data.y_test).tolist() == [2] * 5
+    assert torch.equal(data.x_test, load(tmp_path / "mine.npz").x_test)
+
+
+def test_bytes_are_pixels_and_floats_are_targets(tmp_path: Path) -> None:
+    images = RNG.integers(0, 256, (50, 1, 4, 4), np.uint8)
+    data = load(save(tmp_path, x=images, y=Y.astype(np.float64)))
+    assert data.num_classes is None and data.y_train.dtype == torch.float32
+    pool = torch.cat([data.x_train, data.x_test])
+    assert torch.isclose(pool.sum(), torch.from_numpy(images / 255).sum().float())
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"x": X}, "lacks y"),
+        ({"y": Y}, "lacks x"),
+        ({"x": X, "y": Y[:7]}, "50 samples but 7 targets"),
+        ({"x": np.full((50, 4), np.nan), "y": Y}, "holds NaN"),
+        ({"x": np.full((50, 4), 1e200), "y": Y}, "holds NaN or infinite"),
+        ({"x": X, "y": Y - 1}, "has label -1"),
+        ({"x": X, "y": Y * 1000}, "label 4000 in 50 samples"),
+        ({"x": X, "y": Y[:, None]}, r"y is int64 \[50, 1\]"),
+        ({"x": X[:, 0], "y": Y}, r"x is float64 \[50\]"),
+        ({"x": X.astype(str), "y": Y}, "x is <U"),
+        ({"x": X.astype(complex), "y": Y}, "x is complex"),
+        ({"x": X, "y": Y, "user": np.arange(3)}, "user is int64"),
+        ({"x": X, "y": Y, "split": np.full(50, "val")}, "split must say 'train' or 'test'"),
+        ({"x": X, "y": Y, "split": np.full(50, "train")}, "test part is empty"),
+        ({"x": X, "y": np.array([object()] * 50)}, "not an npz of plain arrays"),
+        ({"x": X[:0], "y": Y[:0]}, "train part is empty"),
+    ],
+)
+def test_a_wrong_npz_is_refused_by_name(tmp_path: Path, content: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=rf"mine\.npz.*{message}") as caught:
+        load(save(tmp_path, **content))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100, 1000, -1])
+def test_a_truncated_npz_is_refused_by_name(tmp_path: Path, keep: int) -> None:
+    path = save(tmp_path, x=X, y=Y)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(UserError, match=r"mine\.npz is not an npz of plain arrays, or is damaged"):
+        load(path)
+
+
+def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    path = save(tmp_path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    content[500] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged"):
+        load(path)
+
+
+def test_an_npy_is_not_an_npz(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(UserError, match=r"x\.npy is not an npz"):
+        load(tmp_path / "x.npy")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=80),
+)
+def test_hold_out_takes_a_fifth_of_every_user_and_class(samples: list[tuple[int, int]]) -> None:
+    user, y = (torch.tensor(column) for column in zip(*samples, strict=True))
+    test = arrays.hold_out(y, user)
+    for one in user.unique():
+        own = user == one
+        assert int(test[own].sum()) == (int(own.sum()) + 2) // 5
+        for label in y.unique():
+            both = own & (y == label)
+            assert abs(int(test[both].sum()) - int(both.sum()) / 5) < 1
+    assert torch.equal(test, arrays.hold_out(y, user))
+
+
+def test_hold_out_covers_the_range_of_a_regression() -> None:
+    y = torch.rand(500, 2)
+    test = arrays.hold_out(y)
+    assert abs(float(y[test, 0].median() - y[:, 0].median())) < 0.01
+
+
+def test_arrays_in_memory() -> None:
+    data = arrays.from_arrays(torch.tensor(X), Y.tolist(), X[:10], Y[:10], user=Y, user_test=Y[:10], num_classes=7)
+    assert data.num_classes == 7
+    assert len(data.x_train) == 50 and len(data.x_test) == 10
+    assert data.user_test is not None and data.user_test.tolist() == Y[:10].tolist()
+    assert len(arrays.from_arrays(X, Y).x_test) == 10
+
+
+def test_arrays_in_memory_are_copied() -> None:
+    x = X.astype(np.float32)
+    data = arrays.from_arrays(x, Y, x, Y)
+    x[:] = 0
+    assert data.x_train.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x_test": X}, "x or y but not both"),
+        ({"y_test": Y}, "x or y but not both"),
+        ({"x_test": X, "y_test": Y / 2}, "int64 for training and torch.float32 for test"),
+        ({"x_test": X, "y_test": Y, "user": Y}, "users of one part only"),
+        ({"num_classes": 3}, "has label 4; labels must lie in 0..2"),
+    ],
+)
+def test_wrong_arrays_in_memory(given: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        arrays.from_arrays(X, Y, **given)  # pyright: ignore[reportArgumentType]
+
+
+def test_ragged_lists_and_classes_of_a_regression() -> None:
+    with pytest.raises(UserError, match=r"not an array"):
+        arrays.from_arrays([[1.0], [1.0, 2.0]], [0, 1])
+    with pytest.raises(UserError, match=r"float targets mean a regression"):
+        arrays.from_arrays(X, Y / 2, num_classes=5)
+
+
+def test_one_part_per_worker() -> None:
+    torch_set = TensorDataset(torch.ones(7, 4), torch.ones(7, dtype=torch.int64))
+    data = arrays.from_workers([(X, Y), (X[:5], Y[:5], X[:2], Y[:2]), torch_set, (torch_set, torch_set)])
+    assert data.user_train is not None and data.user_test is not None
+    assert torch.bincount(data.user_train).tolist() == [40, 5, 6, 7]
+    assert torch.bincount(data.user_test).tolist() == [10, 2, 1, 7]
+    assert data.num_classes == 5
+    assert torch.equal(data.x_train[data.user_train == 3], torch.ones(7, 4))
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "no worker has data"),
+        ([(X, Y), (X[:, :2], Y)], r"worker 1 has samples \[2\] with torch.int64 targets, worker 0 has \[4\]"),
+        ([(X, Y), (X, Y / 2)], "worker 1 has samples .* torch.float32"),
+        ([(X, Y), (X[:0], Y[:0])], "worker 1 has no train sample"),
+        ([(X, Y, X)], "worker 0 has 3 arrays"),
+        ([(X, Y), (X, Y[:3])], "worker 1 has 50 samples but 3 targets"),
+    ],
+)
+def test_a_wrong_worker_is_named(parts: list[tuple[np.ndarray, ...]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        arrays.from_workers(parts)
+
+
+def test_mobiact_is_standardised_per_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANYHEADS_DATA", str(tmp_path))
+    x = (RNG.normal(size=(30, 100, 9)) * np.arange(1, 10) + 5).reshape(30, 900)
+    split = np.where(np.arange(30) % 5 == 0, "test", "train")
+    np.savez(tmp_path / "mobiact6.npz", x=x, y=np.arange(30) % 6, user=np.arange(30) % 3, split=split)
+    data = load("mobiact")
+    assert data.name == "mobiact" and data.num_classes == 6
+    by_channel = data.x_train.view(-1, 9)
+    assert torch.allclose(by_channel.mean(0), torch.zeros(9), atol=1e-5)
+    assert torch.allclose(by_channel.std(0, correction=0), torch.ones(9), atol=1e-5)
+
+
+def test_mobiact_missing_or_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MANYHEADS_DATA", raising=False)
+    with pytest.raises(UserError, match=rf"put mobiact6\.npz into {tmp_path}"):
+        load("mobiact", tmp_path)
+    np.savez(tmp_path / "mobiact6.npz", x=X, y=Y)
+    with pytest.raises(UserError, match=r"mobiact6\.npz holds samples of shape \[4\]"):
+        load("mobiact", tmp_path)

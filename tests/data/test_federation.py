@@ -1,0 +1,216 @@
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manyheads.data import Dataset, Federation, Shards, arrays, federate, load
+from manyheads.data.federation import describe
+from manyheads.data.partition import Dirichlet
+from manyheads.errors import UserError
+
+Make = Callable[..., Dataset]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return load("digits")
+
+
+def entries(shards: Shards) -> list[list[int]]:
+    return [shards.index[shards.rows(worker)].tolist() for worker in range(shards.num_workers)]
+
+
+def test_shards_hold_the_targets_of_their_samples(digits: Dataset) -> None:
+    federation = federate(digits, workers=16, split="dirichlet:0.3", validation=0.1, seed=1)
+    assert federation.ids == tuple(range(16)) and federation.num_workers == 16
+    assert federation.input_shape == (1, 8, 8) and federation.num_classes == 10
+    for shards, y in (
+        (federation.train, digits.y_train),
+        (federation.validation, digits.y_train),
+        (federation.test, digits.y_test),
+    ):
+        assert torch.equal(shards.y, y[shards.index])
+        assert shards.index.dtype == torch.int64
+    assert federation.train.x is federation.validation.x is digits.x_train
+    assert federation.test.x is digits.x_test
+    held = torch.cat([federation.train.index, federation.validation.index])
+    assert sorted(held.tolist()) == list(range(len(digits.x_train)))
+
+
+def test_a_split_is_a_function_of_the_seed(digits: Dataset) -> None:
+    def make(seed: int, **more: bool) -> Federation:
+        return federate(digits, workers=8, split=Dirichlet(0.3), validation=0.2, seed=seed, **more)
+
+    assert make(1).digest() == make(1).digest()
+    assert len({make(1).digest(), make(2).digest(), make(1, relabel=True).digest()}) == 3
+
+
+@given(part=st.floats(0, 0.999), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), seed=st.integers(0, 3))
+def test_validation_leaves_everyone_a_train_sample(part: float, sizes: list[int], seed: int) -> None:
+    y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    data = Dataset("toy", y.float()[:, None], y, y.float()[:, None], y, len(sizes), y, y)
+    federation = federate(data, workers=len(sizes), split="natural", validation=part, seed=seed)
+    for size, train, held in zip(sizes, federation.train.sizes, federation.validation.sizes, strict=True):
+        assert train >= 1 and train + held == size
+        assert held == min(int(part * size + 0.5), size - 1)
+
+
+def test_validation_does_not_touch_the_test_split(digits: Dataset) -> None:
+    plain, held = (federate(digits, workers=8, split="dirichlet:0.3", validation=v, seed=1) for v in (0.0, 0.3))
+    assert entries(plain.test) == entries(held.test)
+    assert plain.validation.sizes == (0,) * 8
+    assert len(held.validation.index) > 0
+
+
+def test_relabelling_is_one_permutation_per_worker(digits: Dataset) -> None:
+    plain, renamed = (
+        federate(digits, workers=8, split="iid", validation=0.2, relabel=relabel, seed=1) for relabel in (False, True)
+    )
+    permutations = []
+    for worker in range(8):
+        pairs = set()
+        for part in ("train", "validation", "test"):
+            before, after = getattr(plain, part), getattr(renamed, part)
+            assert entries(before) == entries(after)
+            rows = before.rows(worker)
+            pairs |= set(zip(before.y[rows].tolist(), after.y[rows].tolist(), strict=True))
+        names = dict(pairs)
+        assert len(pairs) == len(names) == 10 and sorted(names.values()) == list(range(10))
+        permutations.append(tuple(names[c] for c in range(10)))
+    assert len(set(permutations)) == 8
+    assert plain.majority_floor() != 0 and renamed.majority_floor() == pytest.approx(plain.majority_floor(), abs=0.03)
+
+
+def test_a_worker_names_the_classes_alike_in_every_split(toy: Make) -> None:
+    """The permutation belongs to (seed, worker), whatever else is drawn."""
+    data = toy([100, 100, 100], [30, 30, 30])
+    few, many = (federate(data, workers=n, split="iid", relabel=True, seed=5) for n in (2, 4))
+    names = [
+        dict(
+            zip(data.y_train[f.train.index[f.train.rows(1)]].tolist(), f.train.y[f.train.rows(1)].tolist(), strict=True)
+        )
+        for f in (few, many)
+    ]
+    assert names[0] == names[1]
+
+
+def test_class_counts(digits: Dataset) -> None:
+    federation = federate(digits, workers=8, split="dirichlet:0.3", relabel=True, seed=1)
+    counts = federation.class_counts
+    assert counts.shape == (8, 10) and counts.dtype == torch.int64
+    assert counts.sum(1).tolist() == list(federation.train.sizes)
+    assert counts[3].tolist() == torch.bincount(federation.train.y[federation.train.rows(3)], minlength=10).tolist()
+
+
+def test_majority_floor_by_hand() -> None:
+    x = torch.zeros(5, 1)
+    train = Shards(x, torch.arange(5), torch.tensor([0, 0, 1, 1, 0]), (0, 3, 4, 5))
+    test = Shards(x, torch.arange(5), torch.tensor([0, 0, 1, 1, 1]), (0, 4, 4, 5))
+    empty = Shards(x, torch.arange(0), torch.arange(0), (0, 0, 0, 0))
+    federation = Federation("hand", 3, (0, 1, 2), train, empty, test, 2, (1,))
+    assert federation.majority_floor() == pytest.approx((0.5 + 0.0) / 2)
+    weighted = replace(federation, test=replace(test, weight=torch.tensor([3.0, 3.0, 1.0, 1.0, 1.0])))
+    assert weighted.majority_floor() == pytest.approx((0.75 + 0.0) / 2)
+    assert federation.take([1]).majority_floor() is None
+
+
+@pytest.mark.parametrize("test_split", ["overlap", "reweighted"])
+def test_other_test_splits_estimate_the_same_floor(digits: Dataset, test_split: str) -> None:
+    shared = federate(digits, workers=8, split="dirichlet:0.3", seed=1).majority_floor()
+    other = federate(digits, workers=8, split="dirichlet:0.3", test_split=test_split, seed=1).majority_floor()
+    assert shared is not None and other == pytest.approx(shared, abs=0.05)
+
+
+def test_take_moves_whole_workers(digits: Dataset) -> None:
+    federation = federate(digits, workers=6, split="dirichlet:0.3", validation=0.2, seed=1)
+    taken = federation.take([4, 1])
+    assert taken.ids == (4, 1) and taken.num_workers == 6
+    assert entries(taken.train) == [entries(federation.train)[4], entries(federation.train)[1]]
+    assert entries(taken.test)[1] == entries(federation.test)[1]
+    assert torch.equal(taken.class_counts, federation.class_counts[[4, 1]])
+    assert taken.digest() != federation.digest()
+    assert federation.take(range(6)).digest() == federation.digest()
+
+
+@pytest.mark.parametrize("test_split", ["shared", "reweighted"])
+def test_saved_and_loaded_again(digits: Dataset, tmp_path: Path, test_split: str) -> None:
+    made = federate(
+        digits, workers=6, split="dirichlet:0.3", test_split=test_split, relabel=True, validation=0.2, seed=1
+    )
+    made = replace(made, notes=("a note",)).take([2, 5])
+    made.save(tmp_path / "partition.safetensors")
+    back = Federation.load(tmp_path / "partition.safetensors", digits)
+    assert back.digest() == made.digest()
+    assert (back.ids, back.num_workers, back.notes) == ((2, 5), 6, ("a note",))
+    assert back.train.x is digits.x_train
+    for part in ("train", "validation", "test"):
+        one, two = getattr(made, part), getattr(back, part)
+        assert one.offsets == two.offsets
+        assert torch.equal(one.index, two.index) and torch.equal(one.y, two.y) and one.y.dtype == two.y.dtype
+        assert (one.weight is None) == (two.weight is None)
+    made.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "partition.safetensors").read_bytes()
+
+
+def test_a_damaged_or_foreign_partition_is_refused(digits: Dataset, toy: Make, tmp_path: Path) -> None:
+    path = tmp_path / "partition.safetensors"
+    federate(digits, workers=6, split="iid", seed=1).save(path)
+    with pytest.raises(UserError, match="another data set than toy"):
+        Federation.load(path, toy([20, 20], [5, 5]))
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="is damaged"):
+        Federation.load(path, digits)
+    path.write_bytes(content[:50])
+    with pytest.raises(UserError, match="not a saved partition"):
+        Federation.load(path, digits)
+
+
+def test_workers_with_parts_of_their_own() -> None:
+    parts = [(torch.full((10 + w, 2), float(w)), torch.arange(10 + w) % 3) for w in range(4)]
+    federation = federate(arrays.from_workers(parts), workers=4, split="natural", seed=9)
+    for worker in range(4):
+        for shards in (federation.train, federation.test):
+            assert set(shards.x[shards.index[shards.rows(worker)]].flatten().tolist()) == {float(worker)}
+    assert [a + b for a, b in zip(federation.train.sizes, federation.test.sizes, strict=True)] == [10, 11, 12, 13]
+
+
+def test_regression(regression: Dataset, tmp_path: Path) -> None:
+    federation = federate(regression, workers=3, split="iid", validation=0.1, seed=1)
+    assert federation.class_counts.shape == (3, 0)
+    assert federation.majority_floor() is None
+    assert federation.train.y.dtype == torch.float32
+    federation.save(tmp_path / "saved")
+    assert Federation.load(tmp_path / "saved", regression).digest() == federation.digest()
+    assert dict(describe(federation))["workers"] == "3"
+    with pytest.raises(UserError, match="relabel needs classes"):
+        federate(regression, workers=3, split="iid", relabel=True, seed=1)
+
+
+def test_describe(toy: Make) -> None:
+    federation = federate(toy([40, 40], [0, 20]), workers=2, split="shards:1", seed=1)
+    lines = dict(describe(federation))
+    assert lines["train samples a worker"] == "min 40, median 40, max 40"
+    assert lines["test samples a worker"] == "min 0, median 10, max 20"
+    assert lines["classes a worker"] == "mean 1.0 of 2"
+    assert lines["majority share"].startswith("1.000") and lines["majority floor"].startswith("1.000")
+    assert lines["workers without test samples"] == "1"
+    assert "validation samples a worker" not in lines
+
+
+def test_test_samples_nobody_trains_on_are_left_out_and_noted(toy: Make) -> None:
+    federation = federate(toy([40, 0], [10, 7]), workers=2, split="dirichlet:0.5", seed=1)
+    assert len(federation.test.index) == 10
+    assert federation.notes == ("7 test samples are of classes or users that no worker trains on: they were left out",)
+    assert ("note", federation.notes[0]) in describe(federation)
+
+
+@pytest.mark.parametrize("part", [-0.1, 1.0, float("nan")])
+def test_wrong_validation(digits: Dataset, part: float) -> None:
+    with pytest.raises(UserError, match=r"validation .*: give the part"):
+        federate(digits, workers=2, split="iid", validation=part, seed=1)
