@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -37,7 +38,7 @@ def snapshot(round: int, workers: range = range(NUM_WORKERS)) -> Snapshot:
     here = slice(workers.start, workers.stop)
     sent = np.arange(NUM_WORKERS, dtype=np.int64) * round
     return Snapshot(
-        round, rows(params, here), rows(buffers, here), sent[here], sent[here] + 1, 100 * len(workers), round / 7
+        round, rows(params, here), rows(buffers, here), sent[here], sent[here] + 1, 100 * len(workers), round / 8
     )
 
 
@@ -284,6 +285,22 @@ def test_after_a_fall_back_the_damaged_one_makes_way(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("round-*")) == ["round-000008", "round-000009"]
 
 
+def test_what_cannot_be_deleted_stops_no_run_and_is_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: object) -> None:
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    checkpoints = single(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", busy)
+        for round in (4, 8, 12):
+            checkpoints.save(snapshot(round))
+    assert [path.name for path in (tmp_path / "round-000004").iterdir()] == ["rows-00000-00011.safetensors"]
+    checkpoints.save(snapshot(16))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000012", "round-000016"]
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     checkpoints = single(tmp_path_factory.mktemp("saved"))
@@ -312,6 +329,20 @@ def test_a_flipped_byte_never_changes_what_is_loaded(saved: Checkpoints, name: s
     assert same(found, snapshot(found.round))
     # Another blank between two values of the manifest is no damage.
     assert (found.round, len(notes)) == (8, 1) or (name == "manifest.json" and (found.round, notes) == (12, []))
+
+
+def test_no_digit_of_a_manifest_can_be_changed(saved: Checkpoints) -> None:
+    path = saved.folder / "round-000012" / "manifest.json"
+    content = path.read_bytes()
+    try:
+        for at in (at for at, byte in enumerate(content) if chr(byte).isdigit()):
+            digit = b"%d" % ((content[at] - ord("0") + 1) % 10)
+            path.write_bytes(content[:at] + digit + content[at + 1 :])
+            manifest, notes = newest(saved.folder)
+            assert manifest is not None
+            assert (manifest.round, len(notes)) == (8, 1)
+    finally:
+        path.write_bytes(content)
 
 
 @pytest.mark.parametrize("at", range(6))
@@ -350,7 +381,7 @@ KILLED_AT_EVERY_STEP = """
 
         def hook(event, args):
             nonlocal steps
-            if event in STEPS and any(str(folder) in str(a) for a in args):
+            if event in STEPS:
                 if steps == step:
                     os.kill(os.getpid(), signal.SIGKILL)
                 steps += 1
@@ -374,6 +405,10 @@ KILLED_AT_EVERY_STEP = """
         assert notes == [], notes
         assert t.same(state, t.snapshot(state.round)), step
         found.append(state.round)
+        left = Path(shutil.copytree(folder, folder.with_suffix(".copy")))
+        while round := t.latest_round(left):
+            assert t.newest(left)[1] == [], (step, round)
+            shutil.rmtree(left / f"round-{round:06d}")
         t.single(folder).save(t.snapshot(16))
         kept = sorted(path.name for path in folder.glob("round-*"))
         assert kept == [f"round-{found[-1]:06d}", "round-000016"], kept

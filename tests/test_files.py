@@ -1,5 +1,6 @@
 import errno
 import hashlib
+import json
 import os
 from pathlib import Path
 
@@ -66,7 +67,10 @@ def test_tensors_are_read_back_by_the_library(tmp_path_factory: pytest.TempPathF
     found = load_file(path)
     assert digest == sha256(path) == hashlib.sha256(path.read_bytes()).hexdigest()
     assert found.keys() == tensors.keys()
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     for name, leaf in tensors.items():
+        assert header[name]["data_offsets"][0] % leaf.element_size() == 0
         assert found[name].dtype == leaf.dtype
         assert torch.equal(found[name], leaf)
 

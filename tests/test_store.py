@@ -202,6 +202,15 @@ def test_records_are_lines_in_two_files(tmp_path: Path) -> None:
     assert run.damaged_lines == 0
 
 
+def test_a_record_can_be_taken_up_again(tmp_path: Path) -> None:
+    directory = start(tmp_path)
+    assert directory.record(1) is None
+    for round in (1, 2):
+        directory.append(record(round))
+    assert directory.record(2) == record(2)
+    assert directory.record(3) is None
+
+
 def test_records_are_cut_back_to_a_round(tmp_path: Path) -> None:
     directory = start(tmp_path)
     assert not directory.cut_back(0)

@@ -97,6 +97,17 @@ class RunDirectory:
         self._add_line(_METRICS, record.metrics())
         self._add_line(_WORKERS, {"round": record.round, **record.per_worker})
 
+    def record(self, round: int) -> Record | None:
+        """The record of a round as it was appended, for a run killed just before its summary; None: there is none."""
+        metrics, workers = (
+            next((found for _, found in _lines(self.path / name) if found and found["round"] == round), None)
+            for name in (_METRICS, _WORKERS)
+        )
+        if metrics is None or workers is None:
+            return None
+        del workers["round"]
+        return Record(**metrics, per_worker=workers)
+
     def save_models(self, params: Params, buffers: Buffers, description: dict[str, Any]) -> None:
         """Keep what every worker deploys, leaves [workers, ...], and what it takes to build the net again."""
         self.save_json(_MODEL, description)
