@@ -1,0 +1,86 @@
+"""What all tests share: a small public run that can be opened, stepped and looked at."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+from manyheads.algorithms import Algorithm, State
+from manyheads.data import Dataset
+from manyheads.experiment import Experiment, Runtime
+from manyheads.session import Session, open_session
+
+# Timing is the benchmarks' business: on a busy machine a deadline would only make tests fail at random.
+hypothesis.settings.register_profile("manyheads", deadline=None)
+hypothesis.settings.load_profile("manyheads")
+
+
+def blobs(*, workers: int = 4, seed: int = 0, sizes: tuple[int, ...] = (13, 9, 17, 8), classes: int = 3) -> Dataset:
+    """Noisy points around one centre per class, [samples, 6]; worker i is user i with its own number of samples."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(classes, 6)) * 2
+
+    def draw(counts: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        user = torch.arange(workers).repeat_interleave(torch.tensor(counts[:workers]))
+        # Every worker has its own favourite class, and some of each.
+        y = np.where(rng.random(len(user)) < 0.5, user.numpy() % classes, rng.integers(classes, size=len(user)))
+        x = centres[y] + rng.normal(size=(len(user), 6))
+        return torch.from_numpy(x).float(), torch.from_numpy(y), user
+
+    train, test = draw(sizes), draw((10,) * workers)
+    return Dataset("blobs", train[0], train[1], test[0], test[1], classes, train[2], test[2])
+
+
+def tiny(algorithm: Algorithm, **changes: object) -> Experiment:
+    """Four workers with a handful of points each, in double precision."""
+    small: dict[str, object] = {
+        "data": blobs(),
+        "model": "mlp:5",
+        "split": "natural",
+        "workers": 4,
+        "rounds": 3,
+        "validation": 0.0,
+        "batch_size": 4,
+        "lr": 0.1,
+        "head_lr": 0.05,
+        "momentum": 0.5,
+        "weight_decay": 0.001,
+        "clip": 1.0,
+        "decay": 0.9,
+        "precision": "float64",
+    }
+    return Experiment(algorithm=algorithm, **{**small, **changes})  # pyright: ignore[reportArgumentType]
+
+
+CPU = Runtime(device="cpu", threads=1)
+
+
+def opened(experiment: Experiment, **changes: object) -> Session:
+    """The experiment's session on one thread of the CPU, parts of its context replaced."""
+    session = open_session(experiment, CPU)
+    return replace(session, ctx=replace(session.ctx, **changes))  # pyright: ignore[reportArgumentType]
+
+
+def states(session: Session, rounds: int | None = None) -> list[State]:
+    """The state before the first round and after each."""
+    algorithm, ctx = session.experiment.algorithm, session.ctx
+    out = [algorithm.init(ctx)]
+    for round in range(ctx.rounds if rounds is None else rounds):
+        state = out[-1]
+        if algorithm.order == "train-mix":
+            state, _ = algorithm.local(state, round, ctx)
+            state = algorithm.mix(state, round, ctx)
+        else:
+            state = algorithm.mix(state, round, ctx)
+            state, _ = algorithm.local(state, round, ctx)
+        out.append(state)
+    return out
+
+
+@pytest.fixture(scope="session")
+def lab() -> SimpleNamespace:
+    """The functions above, for tests."""
+    return SimpleNamespace(blobs=blobs, tiny=tiny, opened=opened, states=states, cpu=CPU)

@@ -1,0 +1,130 @@
+"""Small problems for the engine: a net, a few workers with ragged shards, rows that differ between workers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads.data.shards import Shards
+from manyheads.engine.batches import Source
+from manyheads.engine.chain import ChainKernel
+from manyheads.engine.local import LocalEngine
+from manyheads.engine.loop import LoopKernel
+from manyheads.engine.phase import SGD, Epochs, Phase, accuracy, cross_entropy, single_head
+from manyheads.engine.vmapped import VmapKernel
+from manyheads.engine.workload import Workload
+from manyheads.models import build
+from manyheads.models.norm import has_batchnorm
+from manyheads.randomness import torch_seed
+
+CLASSES = 4
+WHOLE = frozenset({"representation", "head"})
+
+RAGGED = (7, 3, 9, 5, 12)
+"""In batches of 4: one worker smaller than a batch, two that leave one sample over, one that leaves three, one none."""
+
+
+def normed(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """A small net with BatchNorm over images and over vectors."""
+    size = 4 * input_shape[1] * input_shape[2]
+    return nn.Sequential(
+        nn.Conv2d(input_shape[0], 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(size, 6),
+        nn.BatchNorm1d(6),
+        nn.ReLU(),
+        nn.Linear(6, num_outputs),
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a phase can be run on."""
+
+    work: Workload
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+
+    def engine(self, kind: str, *, threads: int = 1, chunk: int = 3) -> LocalEngine:
+        """The engine with one of the kernels, stacked ones in chunks of a few workers."""
+        kernel = {"loop": LoopKernel, "chain": ChainKernel, "vmap": VmapKernel}[kind]
+        size = 1 if kind == "loop" else chunk
+        return LocalEngine(self.work, kernel, padded=kernel.padded, chunk_size=size, threads=threads, name=kind)
+
+    def take(self, workers: Sequence[int]) -> "Problem":
+        """The same workers' rows, samples and ids without the others."""
+        chosen = list(workers)
+        ids = tuple(self.work.ids[w] for w in chosen)
+        work = replace(self.work, train=self.work.train.take(chosen), ids=ids)
+        params, buffers = ({n: v[chosen].clone() for n, v in tree.items()} for tree in (self.params, self.buffers))
+        return Problem(work, params, buffers)
+
+    def anchor(self) -> dict[str, Tensor]:
+        """Somewhere else, to be pulled to."""
+        return {name: leaf.roll(1, 0) for name, leaf in self.params.items()}
+
+    def mask(self) -> dict[str, Tensor]:
+        """About half of the weights, others for each worker."""
+        with torch_seed(9):
+            return {name: torch.randint(0, 2, leaf.shape, dtype=torch.uint8) for name, leaf in self.params.items()}
+
+
+def make_problem(
+    net: str | Callable[..., nn.Module],
+    *,
+    input_shape: tuple[int, ...] = (1, 8, 8),
+    sizes: Sequence[int] = RAGGED,
+    batch_size: int = 4,
+    dtype: torch.dtype = torch.float64,
+    head: str | None = None,
+    generic: bool = False,
+) -> Problem:
+    """A problem whose numbers are the same in every precision; ``generic`` adds FedRoD's second head."""
+    with torch_seed(1):
+        model = build(net, input_shape, CLASSES, head=head).to(dtype)
+        if generic:
+            model = model.with_head("generic", detach=frozenset({"head"}))
+        total = sum(sizes)
+        x = torch.randn(total, *input_shape, dtype=torch.float64).to(dtype)
+        y = torch.randint(CLASSES, (total,))
+        offsets = tuple(torch.tensor([0, *sizes]).cumsum(0).tolist())
+        train = Shards(x, torch.randperm(total), y, offsets)
+
+        def differing(leaf: Tensor) -> Tensor:
+            if not leaf.is_floating_point():
+                return leaf.repeat(len(sizes))
+            exact = leaf.to(torch.float64)
+            spread = 0.3 * float(exact.std(correction=0)) or 0.1
+            return (exact + spread * (torch.rand(len(sizes), *leaf.shape, dtype=torch.float64) - 0.5)).to(dtype)
+
+        params = {name: differing(p.detach()) for name, p in model.named_parameters()}
+        persistent = model.state_dict()
+        buffers = {name: differing(b) for name, b in model.named_buffers() if name in persistent}
+    source = Source(seed=5, batch_size=batch_size, skip_single=has_batchnorm(model))
+    ids = tuple(10 + 3 * worker for worker in range(len(sizes)))
+    return Problem(Workload(model, train, ids, source, cross_entropy, accuracy), params, buffers)
+
+
+def make_phase(**changes: object) -> Phase:
+    """Two passes of plain SGD over everything, unless it is said otherwise."""
+    plain = Phase("body", WHOLE, Epochs(2), SGD(0.1, weight_decay=0.01), single_head(cross_entropy))
+    return replace(plain, **changes)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.fixture(scope="session")
+def problem() -> Callable[..., Problem]:
+    return make_problem
+
+
+@pytest.fixture(scope="session")
+def phase() -> Callable[..., Phase]:
+    return make_phase
+
+
+@pytest.fixture(scope="session")
+def batchnorm_net() -> Callable[..., nn.Module]:
+    return normed

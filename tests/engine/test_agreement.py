@@ -1,0 +1,200 @@
+"""Every kernel computes what the plain loop computes, on every net that both can run."""
+
+from dataclasses import replace
+
+import hypothesis
+import pytest
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from manyheads.algorithms.fedrod import two_losses
+from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps
+from manyheads.tree import group
+
+HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
+EVERYTHING = SGD(0.05, momentum=0.9, weight_decay=0.01, clip=0.3)
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 5e-4}
+
+CHANGES = {
+    "joint": lambda p: {},
+    "head": lambda p: {"stream": "head", "update": HEAD},
+    "head-eval": lambda p: {"stream": "head", "update": HEAD, "frozen": "eval"},
+    "body": lambda p: {"update": BODY},
+    "momentum-decay-clip": lambda p: {"optimizer": EVERYTHING},
+    "body-momentum-decay-clip": lambda p: {"update": BODY, "optimizer": EVERYTHING},
+    "steps": lambda p: {"amount": Steps(5), "optimizer": EVERYTHING},
+    "proximal": lambda p: {"proximal": (p.anchor(), 0.7)},
+    "proximal-momentum": lambda p: {"proximal": (p.anchor(), 0.7), "optimizer": EVERYTHING},
+    "mask": lambda p: {"mask": p.mask()},
+    "mask-momentum": lambda p: {"mask": p.mask(), "optimizer": EVERYTHING},
+    "nothing-to-do": lambda p: {"amount": Epochs(0)},
+}
+
+
+def assert_agree(given: Fit, expected: Fit, tolerance: float) -> None:
+    """Parameters, statistics and losses, leaf by leaf."""
+
+    def close(a: Tensor, b: Tensor, name: str) -> None:
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m: f"{name}: {m}")
+
+    assert given.params.keys() == expected.params.keys() and given.buffers.keys() == expected.buffers.keys()
+    for name, leaf in {**given.params, **given.buffers}.items():
+        close(leaf, {**expected.params, **expected.buffers}[name], name)
+    close(given.loss, expected.loss, "loss")
+
+
+def fits(problem, phase: Phase, kinds: tuple[str, ...], **options) -> list[Fit]:
+    return [problem.engine(kind).fit(problem.params, problem.buffers, phase, 2, **options) for kind in kinds]
+
+
+SMALL = {
+    "mlp": (("loop", "chain", "vmap"), {"net": "mlp:12,8"}),
+    "mlp-deep-head": (("loop", "chain", "vmap"), {"net": "mlp:12,8", "head": "fc2"}),
+    "mlp-all-head": (("loop", "chain", "vmap"), {"net": "mlp:12,8", "head": "all"}),
+    "mlp-no-head": (("loop", "chain", "vmap"), {"net": "mlp:12,8", "head": "none"}),
+    "dnn": (("loop", "chain", "vmap"), {"net": "dnn", "input_shape": (9,), "sizes": (7, 3, 9)}),
+    "dnn-deep-head": (
+        ("loop", "chain", "vmap"),
+        {"net": "dnn", "head": "fc3", "input_shape": (9,), "sizes": (7, 3, 9)},
+    ),
+    "cnn": (("loop", "vmap"), {"net": "cnn", "sizes": (7, 3, 9)}),
+    "batchnorm": (("loop", "vmap"), {"net": "batchnorm"}),
+}
+
+
+@pytest.fixture(scope="session")
+def small(problem, batchnorm_net):
+    def make(name: str, **changes):
+        kinds, options = SMALL[name]
+        options = {**options, **changes}
+        net = batchnorm_net if options["net"] == "batchnorm" else options["net"]
+        return kinds, problem(**{**options, "net": net})
+
+    return make
+
+
+MEANINGLESS = [
+    *(("mlp-all-head", change) for change in CHANGES if change.startswith("body")),
+    *(("mlp-no-head", change) for change in CHANGES if change.startswith("head")),
+]
+"""Phases with nothing to move, which no algorithm asks for."""
+
+
+@pytest.mark.parametrize(
+    ("net", "change"), [(net, change) for net in SMALL for change in CHANGES if (net, change) not in MEANINGLESS]
+)
+def test_kernels_agree(small, phase, net, change):
+    kinds, p = small(net)
+    asked = phase(**CHANGES[change](p))
+    expected, *others = fits(p, asked, kinds)
+    moved = {name for name, leaf in p.params.items() if not torch.allclose(expected.params[name], leaf, rtol=1e-4)}
+    assert moved == {name for name in p.params if group(name) in asked.update and asked.amount.count}
+    for fit in others:
+        assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("change", ["momentum-decay-clip", "head"])
+@pytest.mark.parametrize("net", ["mlp", "dnn", "cnn", "batchnorm"])
+def test_kernels_agree_in_single_precision(small, phase, net, change):
+    kinds, p = small(net, dtype=torch.float32)
+    expected, *others = fits(p, phase(**CHANGES[change](p)), kinds)
+    for fit in others:
+        assert fit.loss.dtype == torch.float32
+        assert_agree(fit, expected, TOLERANCE[torch.float32])
+
+
+LARGE = {"vgg11": (3, 32, 32), "alexnet-code": (1, 29, 29), "resnet18": (3, 8, 8)}
+"""At their smallest samples; the table's AlexNet has the same kinds of layers as this one and ten times the weights."""
+
+
+@pytest.mark.parametrize("update", [HEAD | BODY, HEAD], ids=["joint", "head"])
+@pytest.mark.parametrize("net", LARGE)
+def test_the_papers_nets_agree(problem, phase, net, update):
+    p = problem(net, input_shape=LARGE[net], sizes=(3, 4), batch_size=3)
+    asked = phase(update=update, amount=Steps(1), optimizer=SGD(0.01, clip=0.5))
+    expected, fit = fits(p, asked, ("loop", "vmap"))
+    assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("net", ["mlp", "dnn", "cnn"])
+def test_fedrods_two_losses_agree(small, phase, net):
+    kinds, p = small(net, generic=True)
+    counts = torch.tensor([[3.0, 1.0, 0.0, 2.0], [1.0, 1.0, 1.0, 0.0], [0.0, 9.0, 0.0, 5.0]], dtype=torch.float64)
+    counts = counts.repeat(2, 1)[: p.work.train.num_workers]
+    log_counts = torch.where(counts > 0, counts.clamp(min=1).log(), -1e4)
+    asked = phase(
+        update=HEAD | BODY | {"generic"},
+        optimizer=EVERYTHING,
+        objective=two_losses,
+        constants={"log_counts": log_counts},
+    )
+    expected, *others = fits(p, asked, kinds)
+    for fit in others:
+        assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("net", ["mlp", "batchnorm"])
+def test_some_workers_only(small, phase, net):
+    kinds, p = small(net)
+    asked = phase(optimizer=EVERYTHING, proximal=(p.anchor(), 0.5), mask=p.mask())
+    expected, *others = fits(p, asked, kinds, workers=torch.tensor([3, 0]))
+    for fit in (expected, *others):
+        assert_agree(fit, expected, TOLERANCE[torch.float64])
+        for row in (1, 2, 4):
+            assert fit.loss[row].isnan()
+            for name, leaf in {**p.params, **p.buffers}.items():
+                assert torch.equal({**fit.params, **fit.buffers}[name][row], leaf[row]), name
+        moved = [name for name, leaf in p.params.items() if not torch.equal(fit.params[name][3], leaf[3])]
+        assert moved == list(p.params)
+
+
+def test_numbers_as_targets(problem, phase):
+    """A regression on two numbers a sample, as stacked as labels."""
+    p = problem("mlp:5")
+    targets = torch.stack([p.work.train.y * 0.5, -p.work.train.y], dim=1).double()
+    work = replace(p.work, train=replace(p.work.train, y=targets))
+    p = replace(p, work=work)
+
+    def squares(outputs: dict[str, Tensor], y: Tensor, constants: dict[str, Tensor]) -> Tensor:
+        return (outputs["head"][:, :2] - y).square().sum(1)
+
+    for sizes in ("ragged", "full"):
+        batch_size = 4 if sizes == "ragged" else 3
+        q = replace(p, work=replace(work, source=replace(work.source, batch_size=batch_size)))
+        expected, *others = fits(q, phase(objective=squares, optimizer=SGD(0.01)), ("loop", "chain", "vmap"))
+        for fit in others:
+            assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("update", [HEAD | BODY, HEAD], ids=["joint", "head"])
+def test_a_transform_of_the_inputs(small, phase, update):
+    """It is drawn once per worker and step, whichever engine asks."""
+    kinds, p = small("mlp")
+
+    def noisy(x: Tensor, rng) -> Tensor:
+        return x + torch.from_numpy(rng.standard_normal(x.shape))
+
+    plain = fits(p, phase(update=update), ("loop",))[0]
+    p = replace(p, work=replace(p.work, transform=noisy))
+    expected, *others = fits(p, phase(update=update), kinds)
+    assert not torch.equal(expected.loss, plain.loss)
+    for fit in others:
+        assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=4),
+    batch_size=st.integers(2, 5),
+    amount=st.one_of(st.builds(Epochs, st.integers(1, 2)), st.builds(Steps, st.integers(1, 4))),
+    net=st.sampled_from(["mlp", "batchnorm"]),
+    chunk=st.integers(1, 4),
+)
+def test_ragged_shards_agree(small, phase, sizes, batch_size, amount, net, chunk):
+    _, p = small(net, input_shape=(1, 2, 2), sizes=sizes, batch_size=batch_size)
+    asked = phase(amount=amount, optimizer=EVERYTHING)
+    expected = p.engine("loop").fit(p.params, p.buffers, asked, 0)
+    for kind in ("chain", "vmap") if net == "mlp" else ("vmap",):
+        fit = p.engine(kind, chunk=chunk).fit(p.params, p.buffers, asked, 0)
+        assert_agree(fit, expected, TOLERANCE[torch.float64])

@@ -1,0 +1,24 @@
+"""Loss and metric of the phase language, by hand."""
+
+import torch
+
+from manyheads.engine.phase import accuracy, cross_entropy, single_head
+
+
+def test_cross_entropy_is_per_sample():
+    scores = torch.tensor([[1.0, 2.0, 0.5], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    expected = torch.stack([scores[0].exp().sum().log() - 2.0, torch.tensor(3.0, dtype=torch.float64).log()])
+    torch.testing.assert_close(cross_entropy(scores, torch.tensor([1, 2])), expected)
+
+
+def test_accuracy_is_per_sample():
+    scores = torch.tensor([[1.0, 2.0, 0.5], [3.0, 0.0, 0.0]], dtype=torch.float64)
+    assert accuracy(scores, torch.tensor([1, 2])).tolist() == [1.0, 0.0]
+    assert accuracy(scores, torch.tensor([1, 2])).dtype == torch.float64
+
+
+def test_single_head_reads_the_head():
+    scores = torch.randn(4, 3)
+    y = torch.tensor([0, 1, 2, 0])
+    outputs = {"head": scores, "generic": -scores}
+    assert torch.equal(single_head(cross_entropy)(outputs, y, {}), cross_entropy(scores, y))

@@ -1,0 +1,62 @@
+"""Clip, decay, momentum, pull and mask in the order that is promised, on numbers small enough for pencil and paper."""
+
+import pytest
+import torch
+
+from manyheads.engine.phase import SGD, Phase, Steps, cross_entropy, single_head
+from manyheads.engine.sgd import Descent, clip_
+
+
+def descent(weight: list[list[float]], sgd: SGD, **extra) -> Descent:
+    phase = Phase("body", frozenset({"head"}), Steps(1), sgd, single_head(cross_entropy), **extra)
+    return Descent(phase, {"head.w": torch.tensor(weight, dtype=torch.float64)})
+
+
+def test_clip_is_over_all_leaves_of_each_worker():
+    gradients = {
+        "a": torch.tensor([[3.0], [0.3], [0.0]], dtype=torch.float64),
+        "b": torch.tensor([[[4.0]], [[0.4]], [[0.0]]], dtype=torch.float64),
+    }
+    clip_(gradients, 1.0)
+    torch.testing.assert_close(
+        gradients["a"][:, 0], torch.tensor([0.6, 0.3, 0.0], dtype=torch.float64), rtol=1e-6, atol=0
+    )
+    torch.testing.assert_close(
+        gradients["b"][:, 0, 0], torch.tensor([0.8, 0.4, 0.0], dtype=torch.float64), rtol=1e-6, atol=0
+    )
+
+
+def test_decay_comes_after_the_clip_and_enters_momentum():
+    d = descent([[10.0]], SGD(0.1, momentum=0.5, weight_decay=0.1, clip=1.0))
+    d.step({"head.w": torch.tensor([[4.0]], dtype=torch.float64)})
+    # direction = clip(4) + 0.1 * 10 = 2; w = 10 - 0.2
+    assert float(d.params["head.w"]) == pytest.approx(9.8, rel=1e-6)
+    d.step({"head.w": torch.tensor([[0.0]], dtype=torch.float64)})
+    # direction = 0.5 * 2 + 0.1 * 9.8 = 1.98
+    assert float(d.params["head.w"]) == pytest.approx(9.8 - 0.198, rel=1e-6)
+
+
+def test_the_pull_stays_out_of_clip_and_momentum():
+    anchor = {"head.w": torch.tensor([[0.0]], dtype=torch.float64)}
+    d = descent([[10.0]], SGD(0.1, momentum=0.5, clip=1.0), proximal=(anchor, 2.0))
+    zero = torch.zeros(1, 1, dtype=torch.float64)
+    d.step({"head.w": zero.clone()})
+    assert float(d.params["head.w"]) == pytest.approx(8.0)
+    d.step({"head.w": zero.clone()})
+    assert float(d.params["head.w"]) == pytest.approx(6.4)
+
+
+def test_a_mask_puts_weights_to_zero_after_every_step():
+    mask = {"head.w": torch.tensor([[1, 0]], dtype=torch.uint8)}
+    d = descent([[1.0, 1.0]], SGD(0.1), mask=mask)
+    d.step({"head.w": torch.tensor([[1.0, 1.0]], dtype=torch.float64)})
+    assert d.params["head.w"].tolist() == [[0.9, 0.0]]
+
+
+def test_only_the_first_rows_move():
+    d = descent([[1.0], [1.0], [1.0]], SGD(0.1, momentum=0.9, weight_decay=0.1))
+    d.step({"head.w": torch.ones(3, 1, dtype=torch.float64)})
+    before = d.params["head.w"].clone()
+    d.step({"head.w": torch.ones(2, 1, dtype=torch.float64)})
+    assert torch.equal(d.params["head.w"][2], before[2])
+    assert not torch.equal(d.params["head.w"][:2], before[:2])
