@@ -113,6 +113,7 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
         class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
         sizes=np.array(federation.train.sizes),
         ids=federation.ids,
+        source=workload.source,
         rounds=_given(experiment.rounds),
         seed=experiment.seed,
         initial=_first_state(model, len(federation.ids), device),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Losses, State
+from manyheads.algorithms.base import Log, State
 from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.data.shards import Shards
 from manyheads.errors import UserError
@@ -74,15 +74,15 @@ def _rounds(session: Session, first: int, state: State, seconds: float, saver: "
     for round in range(first, ctx.rounds):
         last = round + 1 == ctx.rounds
         if algorithm.order == "train-mix":
-            state, losses = algorithm.local(state, round, ctx)
+            state, log = algorithm.local(state, round, ctx)
             before = trained = state
             state = mixed = algorithm.mix(state, round, ctx)
         else:
             before = state
             state = mixed = algorithm.mix(state, round, ctx)
-            state, losses = algorithm.local(state, round, ctx)
+            state, log = algorithm.local(state, round, ctx)
             trained = state
-        loss = _checked_loss(losses, round, session)
+        loss = _checked_loss(log, round, session)
         record = None
         if (round + 1) % runtime.eval_every == 0 or last:
             measured = _measure(session, before, trained, mixed, state)
@@ -144,10 +144,10 @@ def _restore(session: Session, snapshot: Snapshot) -> State:
     )
 
 
-def _checked_loss(losses: Losses, round: int, session: Session) -> float:
+def _checked_loss(log: Log, round: int, session: Session) -> float:
     """The mean loss of the last phase; a worker whose loss is no number ends the run."""
     gather = session.ctx.network.gather
-    everywhere = {phase: gather(loss) for phase, loss in losses.items()}
+    everywhere = {phase: gather(work.loss) for phase, work in log.items()}
     for phase, loss in everywhere.items():
         broken = loss.isinf().nonzero().flatten().tolist()
         if broken:

@@ -8,14 +8,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.engine.batches import Source, num_batches
 from manyheads.engine.phase import SGD, Engine, Epochs, Objective, Phase, Steps
 from manyheads.models.split import Split
 from manyheads.network.base import Network
 from manyheads.randomness import generator
 from manyheads.tree import Buffers, Params, group, select
 
-Losses = dict[str, Tensor]
-"""Mean loss per worker [W] of each local phase of a round, in the order they ran."""
+@dataclass(frozen=True)
+class Work:
+    """What one local phase was like for the hosted workers."""
+
+    loss: Tensor
+    """Mean loss over the samples each worker saw, [W]; NaN where it saw none, infinite where it is no number."""
+    steps: Tensor
+    """Mini-batches each worker trained on, [W] int64."""
+
+
+Log = dict[str, Work]
+"""The local phases of a round by name, in the order they ran."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class Context:
     """Train samples of every worker, [N]."""
     ids: tuple[int, ...]
     """Ids of the hosted workers."""
+    source: Source
+    """How mini-batches are cut out of a worker's samples."""
     rounds: int
     seed: int
     initial: State
@@ -85,6 +98,11 @@ class Context:
         """The hosted rows among some workers [N] bool; None: all of them."""
         here = taking_part[list(self.ids)] if len(self.ids) else taking_part[:0]
         return None if here.all() else torch.from_numpy(np.flatnonzero(here))
+
+    def steps(self, amount: Epochs | Steps, rows: Tensor | None) -> Tensor:
+        """Mini-batches each hosted worker trains on in a phase that ``rows`` (None: all) take part in, [W] int64."""
+        steps = torch.tensor([num_batches(int(self.sizes[worker]), amount, self.source) for worker in self.ids])
+        return steps if rows is None else torch.zeros_like(steps).index_copy(0, rows, steps[rows])
 
     def statistics(self, state: State, groups: Iterable[str]) -> Buffers:
         """The BatchNorm statistics that travel with some groups; counters never do."""
@@ -139,7 +157,7 @@ class Algorithm(Protocol):
 
     def init(self, ctx: Context) -> State: ...
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]: ...
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]: ...
 
     def mix(self, state: State, round: int, ctx: Context) -> State: ...
 
@@ -165,13 +183,15 @@ def amount(epochs: int, steps: int | None) -> Epochs | Steps:
     return Epochs(epochs) if steps is None else Steps(steps)
 
 
-def run_phases(state: State, phases: Iterable[tuple[str, Phase]], round: int, ctx: Context, rows: Tensor | None):
-    """Run named phases one after another: the state after them and the loss of each. Empty phases are skipped."""
-    losses: Losses = {}
+def run_phases(
+    state: State, phases: Iterable[tuple[str, Phase]], round: int, ctx: Context, rows: Tensor | None
+) -> tuple[State, Log]:
+    """Run named phases one after another: the state after them and what each was like. Empty phases are skipped."""
+    log: Log = {}
     owned = {group(name) for name in state.params}
     for name, phase in phases:
         if not phase.update & owned or phase.amount.count == 0:
             continue
         fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
-        state, losses[name] = State(fit.params, fit.buffers), fit.loss
-    return state, losses
+        state, log[name] = State(fit.params, fit.buffers), Work(fit.loss, ctx.steps(phase.amount, rows))
+    return state, log

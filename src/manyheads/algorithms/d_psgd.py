@@ -14,7 +14,7 @@ takes one mini-batch step a round (``steps=1``); several passes match the other 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Losses, State, amount
+from manyheads.algorithms.base import Context, Log, State, amount
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.models.split import Split
 
@@ -43,7 +43,7 @@ class DPSGD:
     def init(self, ctx: Context) -> State:
         return ctx.initial
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_whole(state, round, ctx, amount(self.epochs, self.steps), ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:

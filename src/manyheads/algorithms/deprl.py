@@ -17,7 +17,7 @@ not theta(k, tau - 1).
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Losses, State, amount, merge
+from manyheads.algorithms.base import Context, Log, State, amount, merge
 from manyheads.algorithms.phases import REPRESENTATION, train_alternating
 from manyheads.models.split import Split
 
@@ -52,7 +52,7 @@ class DePRL:
     def init(self, ctx: Context) -> State:
         return merge(ctx.initial, ctx.random_heads)
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)
         return train_alternating(state, round, ctx, head, body, self.frozen, ctx.present(round))
 

@@ -23,7 +23,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Losses, State, amount, run_phases
+from manyheads.algorithms.base import Context, Log, State, amount, run_phases
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import Phase, Steps
 from manyheads.errors import UserError
@@ -83,14 +83,14 @@ class DisPFL:
             ctx.initial.buffers,
         )
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         rows = ctx.present(round)
         weights, mask = select(state.params, WHOLE), strip_prefix(state.params, SHARED)
         passes = amount(self.epochs, self.steps)
         phase = Phase("body", WHOLE, passes, ctx.rates.sgd(round), ctx.objective, mask=mask)
-        trained, losses = run_phases(State(weights, state.buffers), [("body", phase)], round, ctx, rows)
+        trained, log = run_phases(State(weights, state.buffers), [("body", phase)], round, ctx, rows)
         evolved = self._evolve(trained, mask, round, ctx, rows)
-        return State({**state.params, **trained.params, **add_prefix(evolved, NEXT)}, trained.buffers), losses
+        return State({**state.params, **trained.params, **add_prefix(evolved, NEXT)}, trained.buffers), log
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         mask, evolved = strip_prefix(state.params, SHARED), strip_prefix(state.params, NEXT)

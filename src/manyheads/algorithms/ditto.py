@@ -17,7 +17,7 @@ phase has neither momentum nor clip, and the pull is on parameters alone, not on
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Losses, State, amount, run_phases
+from manyheads.algorithms.base import Context, Log, State, amount, run_phases
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.engine.phase import SGD, Phase
@@ -57,11 +57,11 @@ class Ditto:
             {**params, **add_prefix(clone(params), PERSONAL)}, {**buffers, **add_prefix(clone(buffers), PERSONAL)}
         )
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         rows = ctx.rows(ctx.participants(round, self.participation))
         passes = amount(self.epochs, self.steps)
         received = State(select(state.params, WHOLE), select(state.buffers, WHOLE))
-        shared, losses = train_whole(received, round, ctx, passes, rows)
+        shared, log = train_whole(received, round, ctx, passes, rows)
         rates = ctx.rates.sgd(round)
         phase = Phase(
             "body",
@@ -75,7 +75,7 @@ class Ditto:
         return State(
             {**shared.params, **add_prefix(personal.params, PERSONAL)},
             {**shared.buffers, **add_prefix(personal.buffers, PERSONAL)},
-        ), {**losses, **more}
+        ), {**log, **more}
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return ctx.average(state, WHOLE, server_weights(ctx, round, self.weighting, self.participation))

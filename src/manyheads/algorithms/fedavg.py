@@ -12,7 +12,7 @@ all workers take part by default, as in DePRL's comparison (``participation``).
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Losses, State, amount
+from manyheads.algorithms.base import Context, Log, State, amount
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.models.split import Split
@@ -43,7 +43,7 @@ class FedAvg:
     def init(self, ctx: Context) -> State:
         return ctx.initial
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         rows = ctx.rows(ctx.participants(round, self.participation))
         return train_whole(state, round, ctx, amount(self.epochs, self.steps), rows)
 

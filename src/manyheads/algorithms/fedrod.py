@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Losses, State, amount, run_phases
+from manyheads.algorithms.base import Context, Log, State, amount, run_phases
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.engine.phase import Phase, cross_entropy
 from manyheads.errors import UserError
@@ -66,7 +66,7 @@ class FedRoD:
                 params[name] = torch.zeros_like(params[name])
         return State(params, ctx.initial.buffers)
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         assert ctx.class_counts is not None
         counts = ctx.class_counts
         log_counts = torch.where(counts > 0, counts.clamp(min=1).log(), torch.full_like(counts, _ABSENT))

@@ -6,7 +6,7 @@ A round of worker i: ``epochs`` passes over its own samples move its whole model
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Losses, State, amount
+from manyheads.algorithms.base import Context, Log, State, amount
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.models.split import Split
 
@@ -32,7 +32,7 @@ class Local:
     def init(self, ctx: Context) -> State:
         return ctx.initial
 
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Losses]:
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_whole(state, round, ctx, amount(self.epochs, self.steps), ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:

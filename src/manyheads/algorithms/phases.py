@@ -4,7 +4,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Losses, State, run_phases
+from manyheads.algorithms.base import Context, Log, State, run_phases
 from manyheads.engine.phase import Epochs, Phase, Steps
 
 WHOLE = frozenset({"representation", "head"})
@@ -14,7 +14,7 @@ REPRESENTATION = frozenset({"representation"})
 
 def train_whole(
     state: State, round: int, ctx: Context, amount: Epochs | Steps, rows: Tensor | None
-) -> tuple[State, Losses]:
+) -> tuple[State, Log]:
     """Representation and head move together."""
     phase = Phase("body", WHOLE, amount, ctx.rates.sgd(round), ctx.objective)
     return run_phases(state, [("body", phase)], round, ctx, rows)
@@ -28,7 +28,7 @@ def train_alternating(
     body: Epochs | Steps,
     frozen: Literal["train", "eval"],
     rows: Tensor | None,
-) -> tuple[State, Losses]:
+) -> tuple[State, Log]:
     """The head on a frozen representation, then the representation under the frozen head."""
     phases = [
         ("head", Phase("head", HEAD, head, ctx.rates.sgd(round, head=True), ctx.objective, frozen=frozen)),
