@@ -1,3 +1,66 @@
 """Personalised decentralised learning: one shared representation, many private heads, no server."""
 
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, FedRep, FedRoD, Local
+    from manyheads.data.arrays import from_arrays, from_workers
+    from manyheads.data.dataset import Dataset
+    from manyheads.errors import UserError
+    from manyheads.experiment import Experiment, Runtime
+    from manyheads.record import Record
+    from manyheads.store import Run
+    from manyheads.train import train
+
+_PLACES = {
+    "DPSGD": "algorithms",
+    "DePRL": "algorithms",
+    "DisPFL": "algorithms",
+    "Ditto": "algorithms",
+    "FedAvg": "algorithms",
+    "FedRep": "algorithms",
+    "FedRoD": "algorithms",
+    "Local": "algorithms",
+    "Dataset": "data.dataset",
+    "from_arrays": "data.arrays",
+    "from_workers": "data.arrays",
+    "UserError": "errors",
+    "Experiment": "experiment",
+    "Runtime": "experiment",
+    "Record": "record",
+    "Run": "store",
+    "train": "train",
+}
+
+__all__ = [
+    "DPSGD",
+    "Dataset",
+    "DePRL",
+    "DisPFL",
+    "Ditto",
+    "Experiment",
+    "FedAvg",
+    "FedRep",
+    "FedRoD",
+    "Local",
+    "Record",
+    "Run",
+    "Runtime",
+    "UserError",
+    "from_arrays",
+    "from_workers",
+    "train",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name on first use: ``import manyheads`` and ``manyheads --help`` stay instant."""
+    if name not in _PLACES:
+        raise AttributeError(f"module 'manyheads' has no attribute '{name}'")
+    from importlib import import_module
+
+    value = getattr(import_module(f"manyheads.{_PLACES[name]}"), name)
+    globals()[name] = value
+    return value

@@ -65,6 +65,9 @@ def run(session: Session) -> Iterator[Step]:
         if directory.cut_back(round) or round:
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
         session.federation.save(directory.path / "partition.safetensors")
+        if state is not None and round == ctx.rounds:
+            # Killed between its last checkpoint and its summary.
+            saver.finish(state, directory.record(round))
         yield from _rounds(session, round, state or experiment.algorithm.init(ctx), seconds, saver)
 
 
@@ -119,10 +122,17 @@ class _Saver:
             )
             self.next_cost = time.perf_counter() - began
             self.spent += self.next_cost
-        if last and record is not None:
-            models = session.experiment.algorithm.models(state, session.ctx)
-            self.directory.save_models(models.params, models.buffers, session.describe_model())
-            self.directory.finish(record, {"notes": session.notes, "runtime": session.describe_runtime()})
+        if last:
+            self.finish(state, record)
+
+    def finish(self, state: State, record: Record | None) -> None:
+        """Write what is written once, the summary last."""
+        if record is None:
+            raise UserError("the last of these rounds was never evaluated: ask for more --rounds.")
+        session = self.session
+        models = session.experiment.algorithm.models(state, session.ctx)
+        self.directory.save_models(models.params, models.buffers, session.describe_model())
+        self.directory.finish(record, {"notes": session.notes, "runtime": session.describe_runtime()})
 
     def _due(self, round: int, state: State, seconds: float) -> bool:
         every = self.session.runtime.checkpoint_every
