@@ -91,6 +91,8 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
     model = initial_model(experiment, federation)
     network = InProcess(mixing, algorithm.private)
     here = _on_device(federation, device, experiment.dtype)
+    if has_batchnorm(model) and experiment.batch_size == 1:
+        raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
     loss, metric = experiment.loss, experiment.metric
     if federation.num_classes is None and loss is None:
         raise UserError("the data's targets are numbers, not classes: give a loss (and a metric) in Python.")

@@ -27,8 +27,8 @@ class Source:
 def num_batches(size: int, amount: Epochs | Steps, source: Source) -> int:
     """How many mini-batches a worker with ``size`` samples trains on."""
     per_pass = ceil(size / source.batch_size)
-    if source.skip_single and size % source.batch_size == 1:
-        per_pass -= 1
+    if source.skip_single and (size - 1) % source.batch_size == 0:
+        per_pass = 0 if source.batch_size == 1 else per_pass - 1
     if per_pass <= 0:
         return 0
     return amount.count * per_pass if isinstance(amount, Epochs) else amount.count

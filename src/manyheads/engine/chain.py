@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from manyheads.engine.kernel import Batch, dropout_keys, stacked_losses
 from manyheads.engine.phase import Phase
-from manyheads.engine.sgd import Descent, clip_factors
+from manyheads.engine.sgd import Descent, clip_factors, one_by_one
 from manyheads.models.dropout import Dropout, dropout_mask
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, select
@@ -155,7 +155,7 @@ class ChainKernel:
     def _descend(self, contributions: list[_Contribution]) -> None:
         sgd = self.phase.optimizer
         if sgd.clip is not None and contributions:
-            square = torch.stack([c.square_norm() for c in contributions]).sum(0)
+            square = one_by_one([c.square_norm() for c in contributions])
             factors = clip_factors(square, sgd.clip).view(-1, 1, 1)
             contributions = [_Contribution(c.name, c.d * factors, c.x, c.bias) for c in contributions]
         plain = not sgd.momentum and self.phase.proximal is None and self.phase.mask is None

@@ -4,7 +4,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from manyheads.engine.kernel import Batch, KernelFactory, dropouts, point_at, se
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop
-from manyheads.randomness import generator, key
+from manyheads.randomness import generator, key, torch_seed
 from manyheads.tree import Buffers, Params, clone, group
 
 _FORWARD_BATCH = 1024
@@ -29,7 +29,7 @@ class LocalEngine:
     """Runs phases chunk by chunk with one of the kernels.
 
     Each worker's numbers depend on its own rows and samples only: neither the chunk it falls in, nor the number of
-    threads, nor the workers hosted beside it change a bit of them.
+    threads, nor the workers hosted beside it change a bit of them (with the vmap kernel: to rounding).
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class LocalEngine:
             else:
                 first = Phase(phase.stream, phase.update, batches, phase.optimizer, phase.objective)
                 drawn = plan(train.sizes[row], first, self.work.source, worker=self.work.ids[row], round=round)
-                positions = np.concatenate(drawn) + here.start
+                positions = np.concatenate([*drawn, np.empty(0, np.int64)]) + here.start
             total = [torch.zeros_like(leaf) for leaf in leaves]
             for start in range(0, len(positions), _FORWARD_BATCH):
                 part = as_index(positions[start : start + _FORWARD_BATCH]).to(self.device)
@@ -126,12 +126,12 @@ class LocalEngine:
         kernel = self.kernel(model, _narrow(phase, chunk, rows, names), params, buffers, self.dropout_layers)
         sums = torch.zeros(len(chunk), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
-        if self.seeded:
-            torch.manual_seed(key(self.work.source.seed, phase.stream, worker=self.work.ids[chunk[0]], round=round))
-        for batch in self._batches(pool, index, targets, chunk, phase, round):
-            active = len(batch.count)
-            sums[:active] += kernel.step(batch)
-            seen[:active] += batch.count
+        seed = key(self.work.source.seed, phase.stream, worker=self.work.ids[chunk[0]], round=round)
+        with torch_seed(seed) if self.seeded else nullcontext():
+            for batch in self._batches(pool, index, targets, chunk, phase, round):
+                active = len(batch.count)
+                sums[:active] += kernel.step(batch)
+                seen[:active] += batch.count
         if len(chunk) > 1:
             for name in names:
                 if group(name) in phase.update:

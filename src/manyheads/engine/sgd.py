@@ -1,10 +1,19 @@
 """One step of gradient descent on stacked workers: clip, weight decay, momentum, proximal pull, mask."""
 
+from collections.abc import Sequence
+from functools import reduce
+from operator import add
+
 import torch
 from torch import Tensor
 
 from manyheads.engine.phase import SGD, Phase
 from manyheads.tree import Params
+
+
+def one_by_one(terms: Sequence[Tensor]) -> Tensor:
+    """The sum of tensors in their order; over a stack of them it would depend on the number of workers in it."""
+    return reduce(add, terms)
 
 
 def clip_factors(square_norms: Tensor, limit: float) -> Tensor:
@@ -14,8 +23,7 @@ def clip_factors(square_norms: Tensor, limit: float) -> Tensor:
 
 def clip_(gradients: Params, limit: float) -> None:
     """Scale each worker's gradient in place so that its norm over all leaves is at most ``limit``."""
-    square = torch.stack([g.flatten(1).square().sum(1) for g in gradients.values()]).sum(0)
-    factors = clip_factors(square, limit)
+    factors = clip_factors(one_by_one([g.flatten(1).square().sum(1) for g in gradients.values()]), limit)
     for g in gradients.values():
         g.mul_(factors.view(-1, *[1] * (g.ndim - 1)))
 
