@@ -155,7 +155,9 @@ def main() -> None:
                         {"net": net, "optimiser": optimiser, "work": work.name, "side": name, "ratio": round(ratio, 2)}
                     )
                     mark = " <- auto" if name.startswith(picked) and str(cores) in name else ""
-                    print(f"{net:12} {optimiser:22} {work.name} {name:20} {value:7.2f} s {ratio:6.2f}x{mark}", flush=True)
+                    print(
+                        f"{net:12} {optimiser:22} {work.name} {name:20} {value:7.2f} s {ratio:6.2f}x{mark}", flush=True
+                    )
     if options.out:
         record = {
             "machine": platform.machine(),

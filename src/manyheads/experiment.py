@@ -46,7 +46,7 @@ class Experiment:
     validation: float = 0.1
     """Part of each train shard held out for validation."""
     graph: str = "ring"
-    """Communication graph: ring, random:P, full, torus, exponential, regular:D, star, one-peer-exponential, in-neighbours:K."""
+    """Graph: ring, random:P, full, torus, exponential, regular:D, star, one-peer-exponential, in-neighbours:K."""
     weights: Literal["metropolis", "uniform", "max-degree", "lazy"] | None = None
     """Mixing weights. Default: metropolis (uniform for algorithms that say so)."""
     redraw: bool = False
@@ -94,9 +94,7 @@ class Experiment:
 
     def complete(self, recipe: Recipe) -> "Experiment":
         """The experiment with every value filled in from a recipe."""
-        missing = {
-            name: value for name, value in asdict(recipe).items() if getattr(self, name) is None
-        }
+        missing = {name: value for name, value in asdict(recipe).items() if getattr(self, name) is None}
         return replace(self, **missing)
 
     def describe(self) -> dict[str, Any]:

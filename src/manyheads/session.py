@@ -192,7 +192,9 @@ def pick_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"unknown device '{name}'. Allowed: auto, cpu, cuda, cuda:K.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs: use --device cpu.")
+        raise UserError(
+            f"device '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs: use --device cpu."
+        )
     return device
 
 

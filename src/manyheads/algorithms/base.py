@@ -15,6 +15,7 @@ from manyheads.network.base import Network
 from manyheads.randomness import generator
 from manyheads.tree import Buffers, Params, group, select
 
+
 @dataclass(frozen=True)
 class Work:
     """What one local phase was like for the hosted workers."""

@@ -7,8 +7,9 @@ A round of worker i, which holds a whole model w_i:
 
 Sent: w_i, head included, to every neighbour.
 
-Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017. Differences: the paper
-takes one mini-batch step a round (``steps=1``); several passes match the other algorithms' work, as in DePRL's comparison.
+Reference: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", NeurIPS 2017. Differences:
+the paper takes one mini-batch step a round (``steps=1``); several passes match the other algorithms' work, as in
+DePRL's comparison.
 """
 
 from dataclasses import dataclass

@@ -8,10 +8,10 @@ A round of worker i, which holds a representation phi_i and a head theta_i:
 
 Sent: phi_i to every neighbour. The head never leaves its worker.
 
-Reference: Xiong, Yan, Wang, Li, "DePRL: Achieving Linear Convergence Speedup in Personalized Decentralized Learning with
-Shared Representations", AAAI 2024. Differences: the paper's tau local steps are read as epochs, as its text and the
-authors' code do (``head_steps`` and ``body_steps`` give the literal reading); the head after tau steps is theta(k, tau),
-not theta(k, tau - 1).
+Reference: Xiong, Yan, Wang, Li, "DePRL: Achieving Linear Convergence Speedup in Personalized Decentralized Learning
+with Shared Representations", AAAI 2024. Differences: the paper's tau local steps are read as epochs, as its text and
+the authors' code do (``head_steps`` and ``body_steps`` give the literal reading); the head after tau steps is
+theta(k, tau), not theta(k, tau - 1).
 """
 
 from dataclasses import dataclass

@@ -3,16 +3,17 @@
 A round of worker i, which holds weights w_i under a mask m_i:
 
 1. ``epochs`` passes over its own samples move w_i, masked after every step;
-2. its mask evolves: in each layer a share of the smallest weights is dropped, as many are regrown where the gradient of
-   one mini-batch is largest (or at random); the share falls along a cosine to 0;
-3. w_i becomes the mean, weight by weight, over itself and those neighbours whose masks have that weight; then its new mask applies.
+2. its mask evolves: in each layer a share of the smallest weights is dropped, as many are regrown where the gradient
+   of one mini-batch is largest (or at random); the share falls along a cosine to 0;
+3. w_i becomes the mean, weight by weight, over itself and those neighbours whose masks have that weight; then its new
+   mask applies.
 
 Sent: the kept weights and one bit per weight, to every neighbour. The new mask stays until the next round.
 
-Reference: Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized Sparse Training",
-ICML 2022. Differences: any graph instead of ten random neighbours a round (``--graph in-neighbours:10 --redraw``); neighbours count
-alike, whatever the mixing weights of other algorithms; the state is scored after mixing like every other algorithm's
-(``order="mix-train"`` cuts the round where the official code does).
+Reference: Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized
+Sparse Training", ICML 2022. Differences: any graph instead of ten random neighbours a round (which is
+``--graph in-neighbours:10 --redraw``); neighbours count alike, whatever the mixing weights of other algorithms; the state
+is scored after mixing like every other algorithm's (``order="mix-train"`` cuts the round where the official code does).
 """
 
 from collections.abc import Iterable

@@ -9,9 +9,10 @@ The server averages the copies. Each worker is scored with v_i.
 
 Sent: w up and down, by those who take part. v_i never leaves its worker.
 
-Reference: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. Differences: passes instead of
-two steps; the two models train one after the other, on batches in the same order. As in the official code the personal
-phase has neither momentum nor clip, and the pull is on parameters alone, not on BatchNorm statistics.
+Reference: Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021. Differences:
+passes instead of two steps; the two models train one after the other, on batches in the same order. As in the
+official code the personal phase has neither momentum nor clip, and the pull is on parameters alone, not on BatchNorm
+statistics.
 """
 
 from dataclasses import dataclass

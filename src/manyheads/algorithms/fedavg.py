@@ -5,8 +5,8 @@ averages what comes back, weighted by samples.
 
 Sent: w up and down, by those who take part.
 
-Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017. Differences:
-all workers take part by default, as in DePRL's comparison (``participation``).
+Reference: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+Differences: all workers take part by default, as in DePRL's comparison (``participation``).
 """
 
 from dataclasses import dataclass

@@ -1,13 +1,13 @@
 """FedRep: a shared representation averaged by a server, private heads.
 
-A round: the server sends phi to the workers that take part; each trains its head on the frozen phi for ``head_epochs`` passes,
-then phi under its head for ``body_epochs`` passes; the server averages the representations.
+A round: the server sends phi to the workers that take part; each trains its head on the frozen phi for
+``head_epochs`` passes, then phi under its head for ``body_epochs`` passes; the server averages the representations.
 
 Sent: phi up and down, by those who take part. The head never leaves its worker.
 
-Reference: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021. Differences: two
-optimisers instead of one, so that a frozen part really stays put; no extra head-only round at the end; all workers take part by
-default.
+Reference: Collins et al., "Exploiting Shared Representations for Personalized Federated Learning", ICML 2021.
+Differences: two optimisers instead of one, so that a frozen part really stays put; no extra head-only round at the
+end; all workers take part by default.
 """
 
 from dataclasses import dataclass

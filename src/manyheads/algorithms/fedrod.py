@@ -1,7 +1,7 @@
 """FedRoD: a generic head trained for balanced classes, and a personal head that adds to it.
 
-The net has a representation phi, a generic head g and a personal head h_i. A round: the server sends phi and g; each worker that
-takes part makes ``epochs`` passes in which every mini-batch moves
+The net has a representation phi, a generic head g and a personal head h_i. A round: the server sends phi and g; each
+worker that takes part makes ``epochs`` passes in which every mini-batch moves
 
 1. phi and g by the balanced softmax loss CE(g(phi(x)) + log n_i, y), n_i its own class counts;
 2. h_i by CE(g(phi(x)) + h_i(phi(x)), y), through which no gradient reaches phi or g.
@@ -10,9 +10,9 @@ The server averages phi and g. Each worker is scored with the sum of both heads.
 
 Sent: phi and g up and down, by those who take part. h_i never leaves its worker.
 
-Reference: Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022 (the linear
-version). Differences: h_i starts at zero, so that the first personal scores are the generic ones; classes that a worker does
-not have are masked out instead of log 0.
+Reference: Chen, Chao, "On Bridging Generic and Personalized Federated Learning for Image Classification", ICLR 2022
+(the linear version). Differences: h_i starts at zero, so that the first personal scores are the generic ones; classes
+that a worker does not have are masked out instead of log 0.
 """
 
 from dataclasses import dataclass

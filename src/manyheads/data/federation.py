@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.files import replacing
 from manyheads.data.partition import Split, draw_partition, parse_split
 from manyheads.data.shards import Shards
 from manyheads.data.test_split import Entries, by_owner, split_test
 from manyheads.errors import UserError
+from manyheads.files import write_atomically
 from manyheads.randomness import generator
 
 
@@ -101,8 +101,7 @@ class Federation:
         """Write the partition, without the pools, as one safetensors file that appears whole or not at all."""
         about = {"num_workers": self.num_workers, "notes": self.notes, "digest": self.digest()}
         content = safetensors.torch.save(self.indices(), {"federation": json.dumps(about)})
-        with replacing(Path(path)) as file:
-            file.write(content)
+        write_atomically(Path(path), content)
 
     @staticmethod
     def load(path: str | Path, data: Dataset) -> "Federation":

@@ -6,16 +6,15 @@ import tarfile
 import urllib.error
 import urllib.request
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from manyheads.errors import UserError
+from manyheads.files import disk_errors, replacing
 
 Progress = Callable[[str, int, int | None], None]
 """Called while a file is downloaded: its name, the bytes so far, and the bytes in all (None: not known)."""
@@ -138,7 +137,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
                 if member.isfile() and member.name in wanted and member.size <= _MAX_MEMBER:
                     source = tar.extractfile(member)
                     assert source is not None, "a regular file has content"
-                    with replacing(wanted.pop(member.name)) as target:
+                    with replacing(_in_folder(wanted.pop(member.name))) as target:
                         while chunk := source.read(_CHUNK):
                             target.write(chunk)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
@@ -150,24 +149,21 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
     return folder
 
 
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears at ``path`` whole, when the block ends well, or not at all."""
+def _in_folder(path: Path) -> Path:
+    """The path itself, once its folder is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with part.open("wb") as file:
-            yield file
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    return path
 
 
 def _fetch(download: Download, layout: Layout, place: Path, progress: Progress | None) -> None:
     """Download into ``place``, or next to it and unpack; nothing is left behind when that fails."""
     target = place.parent / download.name if download.is_archive else place / download.name
     digest, done = hashlib.md5(usedforsecurity=False), 0
-    with urllib.request.urlopen(download.url, timeout=_TIMEOUT_SECONDS) as source, replacing(target) as file:
+    with (
+        urllib.request.urlopen(download.url, timeout=_TIMEOUT_SECONDS) as source,
+        disk_errors(target),
+        replacing(_in_folder(target)) as file,
+    ):
         length = source.headers.get("Content-Length")
         while (chunk := source.read(_CHUNK)) and done <= _MAX_DOWNLOAD:
             file.write(chunk)

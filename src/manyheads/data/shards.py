@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class Shards:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Samples per worker."""
-        return tuple(b - a for a, b in zip(self.offsets, self.offsets[1:], strict=False))
+        return tuple(b - a for a, b in pairwise(self.offsets))
 
     def rows(self, worker: int) -> slice:
         """Where worker w's entries stand."""

@@ -71,9 +71,7 @@ class ChainKernel:
         self.heads = {name: chain(model.get_submodule(name), name) or [] for name in model.head_names}
         self.descent = Descent(phase, select(params, phase.update))
         self.body_moves = "representation" in phase.update
-        self.dropouts = [
-            name for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0
-        ]
+        self.dropouts = [name for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0]
 
     def step(self, batch: Batch) -> Tensor:
         keys = dropout_keys(self.layers, self.dropouts, batch.dropout_base, batch.step)

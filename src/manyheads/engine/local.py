@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -45,9 +46,7 @@ class LocalEngine:
         self._own = threading.local()
         self._pool: ThreadPoolExecutor | None = None
 
-    def fit(
-        self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None
-    ) -> Fit:
+    def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         sizes = self.work.train.sizes
         rows = range(len(sizes)) if workers is None else workers.tolist()
         moved = {**params, **clone({n: v for n, v in params.items() if group(n) in phase.update})}
@@ -162,7 +161,7 @@ class LocalEngine:
                 parts = [prefix(train.x[part]) for part in positions.split(_FORWARD_BATCH)]
                 features.append(torch.cat(parts))
         ends = np.cumsum([0] + [len(positions) for positions in index])
-        own = [torch.arange(a, b, device=self.device) for a, b in zip(ends, ends[1:], strict=False)]
+        own = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends.tolist())]
         return rest, torch.cat(features), own, targets
 
     def _batches(
@@ -272,4 +271,3 @@ def _narrow(phase: Phase, chunk: list[int], rows: Tensor, names: list[str]) -> P
         proximal=None if phase.proximal is None else (named(phase.proximal[0]), phase.proximal[1]),
         mask=None if phase.mask is None else named(phase.mask),
     )
-
