@@ -12,8 +12,9 @@ Sent: the kept weights and one bit per weight, to every neighbour. The new mask 
 
 Reference: Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized
 Sparse Training", ICML 2022. Differences: any graph instead of ten random neighbours a round (which is
-``--graph in-neighbours:10 --redraw``); neighbours count alike, whatever the mixing weights of other algorithms; the state
-is scored after mixing like every other algorithm's (``order="mix-train"`` cuts the round where the official code does).
+``--graph in-neighbours:10 --redraw``); neighbours count alike, whatever the mixing weights of other algorithms; the
+state is scored after mixing like every other algorithm's (``order="mix-train"`` cuts the round where the official code
+does).
 """
 
 from collections.abc import Iterable

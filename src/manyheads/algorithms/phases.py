@@ -1,4 +1,4 @@
-"""The two ways to train locally that the algorithms share: everything at once, or head first and representation after."""
+"""The two ways to train locally that algorithms share: everything at once, or head first and representation after."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Which samples make up each mini-batch: a pure function of seed, worker, round and stream, the same for every engine."""
+"""Which samples make up each mini-batch: a pure function of seed, worker, round and stream, alike for every engine."""
 
 from dataclasses import dataclass
 from math import ceil

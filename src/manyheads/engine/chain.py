@@ -1,7 +1,7 @@
 """The fast kernel for chains of Linear, ReLU, Dropout and Flatten: stacked workers, backward rules written by hand.
 
 Per step and layer there is one batched product forward, one for the input gradient, and one that adds the weight
-gradient straight into the momentum buffer (or the weight), so that no gradient of the size of the weights is ever stored.
+gradient straight into the momentum buffer (or the weight): no gradient of the size of the weights is ever stored.
 The clip needs that gradient's norm all the same: with inputs x [B, in] and output gradients d [B, out] of a layer,
 |d^T x|^2 = <d d^T, x x^T>, two B x B products.
 """

@@ -1,4 +1,4 @@
-"""What a kernel is: the code that trains the stacked rows of a few workers in place, one mini-batch of each at a time."""
+"""What a kernel is: code that trains the stacked rows of a few workers in place, one mini-batch of each at a time."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The engine on one device without graphs: workers in cache-sized chunks, one thread per core, ragged phases without waste."""
+"""The engine without graphs: workers in cache-sized chunks, one thread per core, ragged phases without waste."""
 
 import copy
 import threading

@@ -1,4 +1,4 @@
-"""The plain kernel: one worker at a time through the module itself. Runs any net; every other kernel is checked on it."""
+"""The plain kernel: one worker at a time through the module itself. Runs any net; other kernels are checked on it."""
 
 from typing import ClassVar
 

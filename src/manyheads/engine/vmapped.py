@@ -2,7 +2,6 @@
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
@@ -52,7 +51,9 @@ class VmapKernel:
             weight = batch.count.new_ones(batch.y.shape[:2])
         supplied |= {f"{name}.sample_weight": weight for name in self.norms if batch.weight is not None}
 
-        def loss(moving: Params, others: Params, x: Tensor, y: Tensor, weight: Tensor, count: Tensor, constants: Params):
+        def loss(
+            moving: Params, others: Params, x: Tensor, y: Tensor, weight: Tensor, count: Tensor, constants: Params
+        ):
             tensors = add_prefix({**others, **moving}, "net")
             outputs = functional_call(self.net, tensors, (x,))
             rows = {name: leaf.expand(len(x), *leaf.shape) for name, leaf in constants.items()}
@@ -72,5 +73,3 @@ class VmapKernel:
         for name, value in statistics.items():
             self.buffers[name][:active] = value
         return sums
-
-
