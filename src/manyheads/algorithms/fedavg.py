@@ -35,7 +35,10 @@ class FedAvg:
     server: ClassVar[bool] = True
     row_stochastic: ClassVar[bool] = False
     uses_rounds: ClassVar[bool] = False
-    order: ClassVar[Literal["train-mix"]] = "train-mix"
+
+    @property
+    def order(self) -> Literal["train-mix"]:
+        return "train-mix"
 
     def prepare(self, model: Split) -> Split:
         return model

@@ -24,7 +24,10 @@ class Local:
     server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = False
-    order: ClassVar[Literal["train-mix"]] = "train-mix"
+
+    @property
+    def order(self) -> Literal["train-mix"]:
+        return "train-mix"
 
     def prepare(self, model: Split) -> Split:
         return model

@@ -62,7 +62,7 @@ def dropouts(model: nn.Module) -> dict[str, Dropout]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
 
 
-def dropout_keys(layers: dict[str, int], names: list[str], base: Tensor, step: int) -> dict[str, Tensor]:
+def dropout_keys(layers: dict[str, int], names: list[str], base: Tensor, step: int | Tensor) -> dict[str, Tensor]:
     """Each named dropout layer's keys [A] in one step."""
     return {name: dropout_key(base, step, layers[name]) for name in names}
 

@@ -89,9 +89,9 @@ class Evaluation:
 class Engine(Protocol):
     """How local phases run: the only code that touches forward and backward. Pure: no argument is changed."""
 
-    def fit(
-        self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None
-    ) -> Fit:
+    name: str
+
+    def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         """Train every hosted worker, or those whose rows are in ``workers``; the other rows come back unchanged."""
         ...
 
