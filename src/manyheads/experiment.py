@@ -174,9 +174,11 @@ class Runtime:
     """Rounds between checkpoints; default: as often as 5 % of the time allows."""
     deterministic: bool = False
     """Bit-exact kernels on a GPU."""
+    timeout: float = 60.0
+    """Seconds that one process of several waits for another."""
 
     def __post_init__(self) -> None:
-        _positive(self, "eval_every", "checkpoint_every", "threads")
+        _positive(self, "eval_every", "checkpoint_every", "threads", "timeout")
 
 
 def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:

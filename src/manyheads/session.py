@@ -1,6 +1,8 @@
 """A run made ready: data, net, graph, engine and network built from an Experiment, before the first round."""
 
 import copy
+import json
+import os
 import platform
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +23,10 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.models import build
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, needs_loop
+from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
+from manyheads.network.placement import blocks
+from manyheads.network.processes import Processes, join, local_rank
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import recipe_for
 from manyheads.topology import Mixing, build_mixing
@@ -35,7 +40,11 @@ class Session:
     experiment: Experiment
     """Complete: every value filled in."""
     runtime: Runtime
+    processes: Processes
+    everyone: Federation
+    """Who holds what, of all workers and on the CPU."""
     federation: Federation
+    """The shards of the workers hosted here, on the device."""
     mixing: Mixing
     ctx: Context
     device: torch.device
@@ -58,17 +67,20 @@ class Session:
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "engine": self.engine,
             "deterministic": self.runtime.deterministic,
+            "processes": self.processes.count,
         }
 
 
 def open_session(experiment: Experiment, runtime: Runtime) -> Session:
     """Build everything a run needs. Every mistake in the experiment shows here, before anything is written."""
+    device = pick_device(runtime.device)
+    processes = join(runtime.timeout, device)
+    placement = blocks(experiment.workers, processes.count)
     data = experiment.data
     dataset = data if isinstance(data, Dataset) else load(data, runtime.data_dir)
     experiment = resolve(experiment, dataset)
     algorithm = experiment.algorithm
-    device = pick_device(runtime.device)
-    federation = federate(
+    everyone = federate(
         dataset,
         workers=experiment.workers,
         split=experiment.split,
@@ -77,6 +89,10 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
         validation=experiment.validation,
         seed=experiment.seed,
     )
+    federation = everyone
+    if processes.count > 1:
+        _compare(processes, experiment, runtime, dataset)
+        federation = everyone.take(placement[processes.rank])
     mixing = build_mixing(
         # A server or no exchange at all needs no graph; a ring then only says who is present.
         "ring" if experiment.graph in ("server", "none") else experiment.graph,
@@ -89,7 +105,11 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
         allow_row_stochastic=algorithm.row_stochastic,
     )
     model = initial_model(experiment, federation)
-    network = InProcess(mixing, algorithm.private)
+    network = (
+        InProcess(mixing, algorithm.private)
+        if processes.count == 1
+        else Distributed(mixing, algorithm.private, processes, placement)
+    )
     here = _on_device(federation, device, experiment.dtype)
     if has_batchnorm(model) and experiment.batch_size == 1:
         raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
@@ -105,7 +125,9 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
         metric=metric or (accuracy if federation.num_classes is not None else _negative(loss)),
         transform=experiment.transform,
     )
-    engine = make_engine(runtime.engine, workload, threads=runtime.threads)
+    # The processes of a host share its cores.
+    threads = runtime.threads or max(1, (os.cpu_count() or 1) // processes.local_count)
+    engine = make_engine(runtime.engine, workload, threads=threads)
     ctx = Context(
         engine=engine,
         network=network,
@@ -113,7 +135,7 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
         rates=rates(experiment),
         objective=single_head(workload.loss),
         class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
-        sizes=np.array(federation.train.sizes),
+        sizes=np.array(everyone.train.sizes),
         ids=federation.ids,
         source=workload.source,
         rounds=_given(experiment.rounds),
@@ -125,8 +147,32 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
     notes = [*federation.notes, *mixing.notes]
     if random_module := needs_loop(model):
         notes.append(f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round.")
-    floor = federation.majority_floor() if federation.num_classes is not None else None
-    return Session(experiment, runtime, here, mixing, ctx, device, engine.name, floor, notes)
+    floor = everyone.majority_floor()
+    return Session(experiment, runtime, processes, everyone, here, mixing, ctx, device, engine.name, floor, notes)
+
+
+def _compare(processes: Processes, experiment: Experiment, runtime: Runtime, dataset: Dataset) -> None:
+    """Refuse processes that were started with different options, on different data or with different versions."""
+    options = experiment.describe()
+    own = {
+        **options,
+        **options["algorithm"],
+        **{
+            name: str(getattr(runtime, name))
+            for name in ("out", "engine", "eval_every", "checkpoint_every", "deterministic")
+        },
+        "algorithm": experiment.algorithm.name,
+        "content of the data": dataset.digest()[:12],
+        "version": f"{manyheads.__version__} with torch {torch.__version__}",
+    }
+    first, *others = map(json.loads, processes.texts("options", json.dumps(own)))
+    for rank, other in enumerate(others, start=1):
+        for name, value in first.items():
+            if other.get(name) != value:
+                raise UserError(
+                    f"process {rank} was started with {name} {other.get(name)}, process 0 with {name} {value}: "
+                    "give all of them the same options, data and versions."
+                )
 
 
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
@@ -182,19 +228,20 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called ``name``; auto takes a GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    """The device called ``name``; auto takes a GPU where there is one. The processes of a host share its GPUs out."""
+    gpus = torch.cuda.device_count()
+    if name == "auto" and not gpus:
+        return torch.device("cpu")
+    if name in ("auto", "cuda") and gpus:
+        return torch.device("cuda", local_rank() % gpus)
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"unknown device '{name}'. Allowed: auto, cpu, cuda, cuda:K.") from None
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"unknown device '{name}'. Allowed: auto, cpu, cuda, cuda:K.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device '{name}' was asked for, but torch sees {torch.cuda.device_count()} GPUs: use --device cpu."
-        )
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise UserError(f"device '{name}' was asked for, but torch sees {gpus} GPUs: use --device cpu.")
     return device
 
 

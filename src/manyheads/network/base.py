@@ -5,6 +5,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from manyheads.topology import Rows
 from manyheads.tree import Params, group
 
 
@@ -28,6 +29,10 @@ class Network(Protocol):
         """Values [hosted workers, ...] of every process, in worker order: [N, ...]. For metrics only."""
         ...
 
+    def mean(self, params: Params) -> Params:
+        """The mean row over all workers, [...] in double precision. For metrics only, and of nothing private."""
+        ...
+
     def present(self, round: int) -> np.ndarray:
         """Who takes part in a round on the communication graph, [N] bool."""
         ...
@@ -36,10 +41,25 @@ class Network(Protocol):
 class Traffic:
     """Bytes that crossed the logical links so far, per hosted worker, and what the transport was handed."""
 
-    def __init__(self, hosted: int) -> None:
-        self.sent = np.zeros(hosted, dtype=np.int64)
-        self.received = np.zeros(hosted, dtype=np.int64)
+    def __init__(self, workers: range) -> None:
+        self.workers = workers
+        self.sent = np.zeros(len(workers), dtype=np.int64)
+        self.received = np.zeros(len(workers), dtype=np.int64)
         self.on_wire = 0
+        """Payload this process has handed to torch.distributed in ``mix`` and ``average``."""
+
+    def count(self, senders: np.ndarray, receivers: np.ndarray, sizes: np.ndarray) -> None:
+        """Count a message over each link [links], of the size of its sender's message [N]."""
+        for ends, counts in ((senders, self.sent), (receivers, self.received)):
+            here = (ends >= self.workers.start) & (ends < self.workers.stop)
+            np.add.at(counts, ends[here] - self.workers.start, sizes[senders[here]])
+
+
+def links(matrix: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Senders and receivers of every message that mixing by P takes, [links] each."""
+    receivers = matrix.receivers
+    crossed = (receivers != matrix.columns) & (matrix.weights != 0)
+    return matrix.columns[crossed], receivers[crossed]
 
 
 def refuse_private(params: Params, private: frozenset[str]) -> None:

@@ -1,0 +1,67 @@
+"""What one worker sends another: its row as bytes; of a masked leaf the kept values and one bit per weight."""
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from manyheads.tree import Params
+
+Row = dict[str, Tensor]
+"""One worker's leaves, without the worker axis."""
+
+
+def pack(params: Params, mask: Params, row: int) -> Tensor:
+    """The message of one row of ``params`` [W, ...], [bytes] uint8; its length is what ``message_bytes`` says."""
+    return torch.cat([part for name in params for part in _parts(params[name][row], mask.get(name), row)])
+
+
+def unpack(message: Tensor, like: Mapping[str, Tensor], masked: Collection[str]) -> tuple[Row, Row]:
+    """The row in a message and its mask; ``like`` [W, ...] has the leaves it was packed from, in their order."""
+    row, mask, start = {}, {}, 0
+
+    def take(size: int) -> Tensor:
+        nonlocal start
+        start += size
+        return message[start - size : start]
+
+    for name, leaf in like.items():
+        shape, dtype, numbers = leaf.shape[1:], leaf.dtype, leaf[0].numel()
+        if name not in masked:
+            row[name] = _as(take(numbers * dtype.itemsize), dtype).view(shape)
+            continue
+        kept = unpack_bits(take(-(-numbers // 8)), numbers)
+        values = _as(take(int(kept.count_nonzero()) * dtype.itemsize), dtype)
+        mask[name] = kept.view(shape)
+        row[name] = torch.zeros(numbers, dtype=dtype, device=message.device).masked_scatter_(kept, values).view(shape)
+    return row, mask
+
+
+def pack_bits(bits: Tensor) -> Tensor:
+    """Bits [n] bool, eight to a byte, the first lowest: [ceil(n / 8)] uint8."""
+    padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
+    return (padded << _places(bits)).sum(1, dtype=torch.uint8)
+
+
+def unpack_bits(packed: Tensor, count: int) -> Tensor:
+    """The first ``count`` of packed bits, [count] bool."""
+    return ((packed.unsqueeze(1) >> _places(packed)) & 1).flatten()[:count].bool()
+
+
+def _places(like: Tensor) -> Tensor:
+    return torch.arange(8, dtype=torch.uint8, device=like.device)
+
+
+def _parts(row: Tensor, mask: Tensor | None, index: int) -> Iterator[Tensor]:
+    values = row.flatten()
+    if mask is not None:
+        kept = mask[index].flatten().bool()
+        yield pack_bits(kept)
+        values = values[kept]
+    yield values.view(torch.uint8)
+
+
+def _as(content: Tensor, dtype: torch.dtype) -> Tensor:
+    """Bytes as numbers. Those behind a bitmap may begin anywhere: a copy begins where numbers may."""
+    aligned = content.storage_offset() % dtype.itemsize == 0
+    return (content if aligned else content.clone()).view(dtype)

@@ -1,0 +1,231 @@
+"""The processes of one run: how they find each other, agree on things, and notice that one of them is gone."""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from manyheads.errors import UserError
+
+_BEAT_SECONDS = 0.5
+"""How often a process says in the store how far it is."""
+_POLL_SECONDS = 0.02
+_LEFT = "left"
+
+
+class Processes:
+    """This process among those of the run, by rank. One alone agrees with itself."""
+
+    def __init__(
+        self, store: Store | None, rank: int, count: int, generation: str, timeout: float, wire: torch.device
+    ) -> None:
+        self.rank, self.count, self.timeout = rank, count, timeout
+        self.generation = generation
+        """Names this start of the run, unlike any other."""
+        self.wire = wire
+        """Where torch.distributed wants the tensors it sends."""
+        self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if count > 1 else 1
+        """How many of them are on this host."""
+        self._store = store
+        self._calls = self._beats = 0
+        self._ended = threading.Event()
+        if store is not None:
+            self._tell()
+            threading.Thread(target=self._beat, daemon=True).start()
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Around calls of torch.distributed that all processes make: when they fail, whoever is missing is named."""
+        self._calls += 1
+        began = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            # gloo has no error of its own.
+            if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+                raise
+            raise self._lost(time.monotonic() - began) from error
+
+    def texts(self, name: str, text: str) -> list[str]:
+        """What each process says under a name, by rank."""
+        if self._store is None:
+            return [text]
+        with self.together():
+            place = f"{name}/{self._calls}"
+            self._store.set(f"{place}/{self.rank}", text)
+            return [self._store.get(f"{place}/{rank}").decode() for rank in range(self.count)]
+
+    def wait(self) -> None:
+        """Go on when all have come here."""
+        self.total(0)
+
+    def total(self, number: int) -> int:
+        """The sum over all processes."""
+        return self._reduce(number)
+
+    def decide(self, choice: bool) -> bool:
+        """What process 0 chooses."""
+        return bool(self._reduce(int(choice and self.rank == 0)))
+
+    def first_to_fail(self) -> bool:
+        """Whether no other process has failed before this one: what fails after it, fails because of it."""
+        if self._store is None:
+            return True
+        with suppress(RuntimeError):
+            self._store.set(self._place(), _LEFT)
+            return self._store.add("failures", 1) == 1
+        return True
+
+    def _reduce(self, number: int) -> int:
+        if self._store is None:
+            return number
+        total = torch.tensor(number, dtype=torch.int64)
+        with self.together():
+            dist.all_reduce(total)
+        return int(total)
+
+    def _lost(self, waited: float) -> UserError:
+        missing = self._missing()
+        who = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else "a process"
+        if waited < self.timeout:
+            return UserError(f"{who} of {self.count} was lost: see its own output; the same command continues the run.")
+        return UserError(
+            f"{who} of {self.count} did not answer within {self.timeout:g} s: see whether it still runs; where a round"
+            " takes longer, give a longer --timeout. The same command continues the run."
+        )
+
+    def _missing(self) -> list[int]:
+        """The processes that are behind this one, or that have stopped telling where they are."""
+        try:
+            self._tell()
+            before = self._whereabouts()
+            time.sleep(3 * _BEAT_SECONDS)
+            after = self._whereabouts()
+        except RuntimeError:
+            # The store lives and dies with the first host.
+            return [0]
+        return [
+            rank
+            for rank, (then, now) in enumerate(zip(before, after, strict=True))
+            if rank != self.rank and now != _LEFT and (now == then or int(now.split()[0]) < self._calls)
+        ]
+
+    def _whereabouts(self) -> list[str]:
+        """What each process has last said of where it is."""
+        assert self._store is not None
+        return [self._store.get(self._place(rank)).decode() for rank in range(self.count)]
+
+    def _beat(self) -> None:
+        with suppress(RuntimeError):
+            while not self._ended.wait(_BEAT_SECONDS):
+                self._tell()
+
+    def _tell(self) -> None:
+        assert self._store is not None
+        self._beats += 1
+        self._store.set(self._place(), f"{self._calls} {self._beats}")
+
+    def _place(self, rank: int | None = None) -> str:
+        return f"whereabouts/{self.rank if rank is None else rank}"
+
+    def leave(self) -> None:
+        """Part from the others at the end of everything."""
+        self._ended.set()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+_joined: Processes | None = None
+
+
+def started_together() -> bool:
+    """Whether torchrun, or whoever sets the same environment, has started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def local_rank() -> int:
+    """The rank among the processes on this host."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if started_together() else 0
+
+
+def join(timeout: float, device: torch.device) -> Processes:
+    """Meet the processes that were started with this one; later calls give the same answer."""
+    global _joined
+    if _joined is None:
+        own = secrets.token_hex(8)
+        _joined = _join(own, timeout, device) if started_together() else Processes(None, 0, 1, own, timeout, device)
+    return _joined
+
+
+def first_to_fail() -> bool:
+    """Whether this process's error is the one to show. Before the processes have met, each host shows its own."""
+    if _joined is None:
+        return local_rank() == 0
+    return _joined.first_to_fail()
+
+
+def _join(own: str, timeout: float, device: torch.device) -> Processes:
+    try:
+        rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        raise UserError(f"WORLD_SIZE is set, but not what belongs to it ({error}): start with torchrun.") from None
+    limit = timedelta(seconds=timeout)
+    # torchrun keeps the store itself, and it then outlives the processes; without torchrun process 0 keeps it.
+    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
+    # NCCL wants a GPU for every process; processes that share one send through the host's memory.
+    nccl = device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    try:
+        store = TCPStore(address, port, None, keeps, limit, wait_for_workers=False, multi_tenant=True)
+        generation = _meet(store, own, rank, range(1, count), timeout)
+        store = PrefixStore(generation, store)
+        processes = Processes(store, rank, count, generation, timeout, device if nccl else torch.device("cpu"))
+        if nccl:
+            torch.cuda.set_device(device)
+        with processes.together():
+            # With blocking waits NCCL reports a time-out as gloo does, instead of ending the process.
+            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+            backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+    except (RuntimeError, OSError) as error:
+        raise UserError(
+            f"process {rank} found no process 0 at {address}:{port} within {timeout:g} s: see whether it was started,"
+            " and whether the hosts reach each other."
+        ) from error
+    return processes
+
+
+def _meet(store: Store, own: str, rank: int, others: range, timeout: float) -> str:
+    """A name for this start, the same for all its processes; ``own`` is a random one.
+
+    torchrun starts processes anew with the store as the last ones left it, the addresses of the dead included: what
+    this start keeps in the store must have a name of its own. Process 0 proposes one; each of the others takes it up
+    under a name of its own, and is in when it sees that confirmed.
+    """
+    deadline = time.monotonic() + timeout
+    missing = list(others)
+    while True:
+        if rank == 0:
+            store.set("start", own)
+            for other in missing.copy():
+                if store.check([f"{own}/{other}"]):
+                    store.set(f"{own}/{other}/{store.get(f'{own}/{other}').decode()}", "")
+                    missing.remove(other)
+            if not missing:
+                return own
+        elif store.check(["start"]):
+            start = store.get("start").decode()
+            store.set(f"{start}/{rank}", own)
+            if store.check([f"{start}/{rank}/{own}"]):
+                return start
+        if time.monotonic() > deadline:
+            absent = f"process {', '.join(map(str, missing))}" if rank == 0 else "process 0"
+            raise UserError(f"{absent} did not join within {timeout:g} s: start as many processes as WORLD_SIZE says.")
+        time.sleep(_POLL_SECONDS)

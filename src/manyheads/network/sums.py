@@ -1,0 +1,113 @@
+"""Sums over workers' rows, always in ascending order of the workers: networks that share them agree to the bit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from manyheads.topology import Rows
+from manyheads.tree import Params
+
+
+@dataclass(frozen=True)
+class AtHand:
+    """The rows of one leaf that a process has: those of its own workers, and those that it was sent."""
+
+    hosted: Tensor
+    """[W, ...]."""
+    workers: range
+    """Whose rows ``hosted`` are."""
+    received: Mapping[int, Tensor] = field(default_factory=dict)
+    """Worker -> its row [...]."""
+
+    def __getitem__(self, worker: int) -> Tensor:
+        return self.hosted[worker - self.workers.start] if worker in self.workers else self.received[worker]
+
+    def to(self, dtype: torch.dtype) -> "AtHand":
+        received = {worker: row.to(dtype) for worker, row in self.received.items()}
+        return AtHand(self.hosted.to(dtype), self.workers, received)
+
+
+def mix_rows(leaves: Mapping[str, AtHand], masks: Mapping[str, AtHand], matrix: Rows) -> Params:
+    """P applied to the hosted rows of every leaf; under a mask each weight is averaged over those who have it."""
+    mix = _Mixer(matrix)
+    mixed: Params = {}
+    for name, leaf in leaves.items():
+        mixed[name] = mix(leaf)
+        if name in masks:
+            mixed[name] = divided(mixed[name], mix(masks[name].to(leaf.hosted.dtype)))
+    return mixed
+
+
+def divided(total: Tensor, kept: Tensor) -> Tensor:
+    """sum_j P_ij x_j / sum_j P_ij m_j, and 0 where nobody has the weight."""
+    return torch.where(kept > 0, total / kept, torch.zeros_like(total))
+
+
+def add_rows(total: Tensor, rows: AtHand, columns: np.ndarray, weights: np.ndarray) -> Tensor:
+    """Add sum_j w_j x_j to ``total`` [...], in place and one row after another."""
+    for worker, weight in zip(columns.tolist(), weights.tolist(), strict=True):
+        total.add_(rows[worker], alpha=weight)
+    return total
+
+
+def add_hosted(total: Tensor, rows: AtHand, weights: np.ndarray | None) -> Tensor:
+    """Add the hosted rows to ``total`` [...], in place, each times its worker's weight [N] (None: 1)."""
+    hosted = np.arange(rows.workers.start, rows.workers.stop)
+    if rows.hosted.device.type == "cpu":
+        share = np.ones(len(hosted)) if weights is None else weights[hosted]
+        return add_rows(total, rows, hosted[share != 0], share[share != 0])
+    if weights is None:
+        return total.add_(rows.hosted.sum(0, dtype=total.dtype))
+    share = torch.from_numpy(weights[hosted]).to(rows.hosted)
+    return total.add_(torch.tensordot(share, rows.hosted, 1))
+
+
+def common_row(matrix: Rows) -> np.ndarray | None:
+    """The weights [N] that all rows of P share, as on the full graph; None: they differ."""
+    num_workers = matrix.num_workers
+    if len(matrix.columns) != num_workers**2:
+        return None
+    table = matrix.weights.reshape(num_workers, num_workers)
+    return table[0] if (table == table[0]).all() else None
+
+
+class _Mixer:
+    """P of one round, applied to one leaf after another."""
+
+    def __init__(self, matrix: Rows) -> None:
+        self.matrix = matrix
+        self._dense: dict[torch.dtype, Tensor] = {}
+
+    def __call__(self, leaf: AtHand) -> Tensor:
+        return self._sums(leaf) if leaf.hosted.device.type == "cpu" else self._product(leaf)
+
+    def _sums(self, leaf: AtHand) -> Tensor:
+        matrix = self.matrix
+        mixed = torch.empty_like(leaf.hosted)
+        done: dict[tuple[bytes, bytes], Tensor] = {}
+        for worker, row in zip(leaf.workers, mixed, strict=True):
+            here = slice(matrix.offsets[worker], matrix.offsets[worker + 1])
+            heard = matrix.weights[here] != 0
+            columns, weights = matrix.columns[here][heard], matrix.weights[here][heard]
+            # Rows of P that are equal have equal results: on the full graph one sum serves all.
+            same = done.setdefault((columns.tobytes(), weights.tobytes()), row)
+            if same is row:
+                add_rows(row.zero_(), leaf, columns, weights)
+            else:
+                row.copy_(same)
+        return mixed
+
+    def _product(self, leaf: AtHand) -> Tensor:
+        """The same as one product, in whatever order the device likes to sum."""
+        dtype, here = leaf.hosted.dtype, slice(leaf.workers.start, leaf.workers.stop)
+        if dtype not in self._dense:
+            self._dense[dtype] = torch.from_numpy(self.matrix.dense()[here]).to(leaf.hosted)
+        dense = self._dense[dtype]
+        mixed = dense[:, here] @ leaf.hosted.flatten(1)
+        if leaf.received:
+            received = torch.stack(list(leaf.received.values()))
+            mixed.addmm_(dense[:, list(leaf.received)], received.flatten(1))
+        return mixed.view_as(leaf.hosted)
