@@ -44,6 +44,16 @@ def rows(params: Mapping[str, Tensor], workers: Tensor | slice) -> Params:
     return {name: leaf[workers] for name, leaf in params.items()}
 
 
+def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor], workers: Tensor | None) -> Params:
+    """The old tree with some workers' rows from the new one; None: all of them."""
+    if workers is None:
+        return dict(new)
+    return {
+        name: leaf.index_copy(0, workers.to(leaf.device), new[name][workers.to(leaf.device)])
+        for name, leaf in old.items()
+    }
+
+
 def stack(trees: Iterable[Mapping[str, Tensor]]) -> Params:
     """One tree [W, ...] out of W trees without the worker axis."""
     all_trees = list(trees)

@@ -88,12 +88,13 @@ class Context:
         return self.rows(self.network.present(round))
 
     def participants(self, round: int, fraction: float) -> np.ndarray:
-        """Who takes part in a server round, [N] bool: at least one worker, drawn anew each round."""
+        """Who takes part in a server round, [N] bool: at least one of those present, drawn anew each round."""
         count = max(1, round_half_up(fraction * self.network.num_workers))
         order = generator(self.seed, "participation", round=round).permutation(self.network.num_workers)
+        present = self.network.present(round)
         chosen = np.zeros(self.network.num_workers, dtype=bool)
-        chosen[order[:count]] = True
-        return chosen & self.network.present(round) if (chosen & self.network.present(round)).any() else chosen
+        chosen[order[present[order]][:count]] = True
+        return chosen
 
     def rows(self, taking_part: np.ndarray) -> Tensor | None:
         """The hosted rows among some workers [N] bool; None: all of them."""
@@ -113,14 +114,17 @@ class Context:
 
     def mix(self, state: State, groups: Iterable[str], round: int) -> State:
         """Average some groups, and the statistics that travel with them, with the neighbours."""
-        statistics = self.statistics(state, groups)
-        mixed = self.network.mix({**select(state.params, groups), **statistics}, round)
-        return merge(state, mixed)
+        sent = self._sent(state, groups)
+        return merge(state, self.network.mix(sent, round)) if sent else state
 
     def average(self, state: State, groups: Iterable[str], weights: np.ndarray) -> State:
         """Average some groups, and the statistics that travel with them, over all workers with weight."""
-        statistics = self.statistics(state, groups)
-        return merge(state, self.network.average({**select(state.params, groups), **statistics}, weights))
+        sent = self._sent(state, groups)
+        return merge(state, self.network.average(sent, weights)) if sent else state
+
+    def _sent(self, state: State, groups: Iterable[str]) -> Params:
+        """What leaves a worker with some groups; nothing where they own nothing, as when all of a net is its head."""
+        return {**select(state.params, groups), **self.statistics(state, groups)}
 
     def mean_model(self, state: State) -> State:
         """The mean of all workers' models in every row: for scores, not for training."""

@@ -31,7 +31,7 @@ from manyheads.engine.phase import Phase, Steps
 from manyheads.errors import UserError
 from manyheads.models.split import Split
 from manyheads.randomness import hashed, key
-from manyheads.tree import Params, add_prefix, select, strip_prefix
+from manyheads.tree import Params, add_prefix, select, strip_prefix, with_rows
 
 NEXT, SHARED = "mask", "shared_mask"
 _MASK = (1 << 63) - 1
@@ -91,11 +91,12 @@ class DisPFL:
         passes = amount(self.epochs, self.steps)
         phase = Phase("body", WHOLE, passes, ctx.rates.sgd(round), ctx.objective, mask=mask)
         trained, log = run_phases(State(weights, state.buffers), [("body", phase)], round, ctx, rows)
-        evolved = self._evolve(trained, mask, round, ctx, rows)
+        evolved = with_rows(strip_prefix(state.params, NEXT), self._evolve(trained, mask, round, ctx), rows)
         return State({**state.params, **trained.params, **add_prefix(evolved, NEXT)}, trained.buffers), log
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
-        mask, evolved = strip_prefix(state.params, SHARED), strip_prefix(state.params, NEXT)
+        mask = strip_prefix(state.params, SHARED)
+        evolved = with_rows(mask, strip_prefix(state.params, NEXT), ctx.present(round))
         mixed = ctx.network.mix(select(state.params, WHOLE), round, mask)
         statistics = ctx.statistics(state, WHOLE)
         buffers = {**state.buffers, **(ctx.network.mix(statistics, round) if statistics else {})}
@@ -105,7 +106,7 @@ class DisPFL:
     def models(self, state: State, ctx: Context) -> State:
         return State(select(state.params, WHOLE), state.buffers)
 
-    def _evolve(self, trained: State, mask: Params, round: int, ctx: Context, rows: Tensor | None) -> Params:
+    def _evolve(self, trained: State, mask: Params, round: int, ctx: Context) -> Params:
         """Every worker's next mask: as many weights kept in each layer as before."""
         share = self.anneal / 2 * (1 + cos(pi * round / ctx.rounds))
         gradients: Params = {}
@@ -125,8 +126,7 @@ class DisPFL:
             else:
                 scores = random_scores(old, ctx.seed, ctx.ids, round=round + 1, stream=f"mask/{layer}")
             grown = largest(scores.masked_fill(stay, -1), dropped).bool()
-            new = (stay | grown).to(old.dtype).view_as(old)
-            evolved[name] = new if rows is None else old.index_copy(0, rows.to(old.device), new[rows.to(old.device)])
+            evolved[name] = (stay | grown).to(old.dtype).view_as(old)
         return evolved
 
 
