@@ -1,9 +1,10 @@
-"""The command line: ``manyheads COMMAND ...``; each command is a module here with ``add(commands)`` and ``run(args)``."""
+"""The command line: ``manyheads COMMAND ...``; a command is a module with ``add(commands)`` and ``run(args)``."""
 
 import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from manyheads import __version__
 from manyheads.cli import export, inspect, predict, train
@@ -33,11 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal without Unicode gets question marks, not a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
-        args = _parser().parse(sys.argv[1:] if argv is None else argv)
-        args.run(args)
+        status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
-    except SystemExit as stop:
-        return int(stop.code or 0)
+        return status
     except UserError as error:
         return _fail(str(error))
     except KeyboardInterrupt as error:
@@ -47,11 +46,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        return _fail(f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or mend this one.")
+        return _fail(
+            f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or mend this one."
+        )
     except (MemoryError, RuntimeError) as error:
         if not _is_out_of_memory(error):
             raise
         return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
+
+
+def _run(argv: Sequence[str]) -> int:
+    try:
+        args = _parser().parse(argv)
+    except SystemExit as stop:  # after --help and --version
+        return int(stop.code or 0)
+    # The nets of ``--model package.module:factory`` may lie where the user stands, as they may for ``python -m``.
+    sys.path.append(str(Path.cwd()))
+    args.run(args)
     return 0
 
 

@@ -1,0 +1,61 @@
+"""``manyheads export``: one worker's trained net as a single safetensors file that explains itself."""
+
+import argparse
+import json
+from pathlib import Path
+
+from manyheads.cli.parser import Commands, Parser
+
+_LOAD = (
+    "model = manyheads.models.build(net, input_shape, num_outputs, head=head, norm=norm); "
+    "model.load_state_dict(safetensors.torch.load_file(path)); model.eval()"
+)
+
+
+_ABOUT = """\
+Write one worker's trained net as a safetensors file. Its metadata, a JSON text under 'manyheads', says which net it is,
+what it takes and gives, and how to load it.
+"""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="write one worker's trained net to a file",
+        usage="manyheads export RUN --worker K --out FILE",
+        description=_ABOUT,
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
+    parser.add_argument("--worker", type=int, required=True, metavar="K", help="whose net")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="file to write, such as model.safetensors"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads.files import write_tensors
+    from manyheads.store import Run
+
+    run = Run.open(args.directory)
+    net = run.model(args.worker)
+    experiment = run.experiment
+    about = {
+        **json.loads((args.directory / "model.json").read_text(encoding="utf-8")),
+        "net": experiment.model,
+        "head": experiment.head,
+        "norm": experiment.norm,
+        "heads": net.head_names,
+        "algorithm": experiment.algorithm.name,
+        "data": experiment.data,
+        "relabel": experiment.relabel,
+        "worker": args.worker,
+        "run_id": experiment.run_id,
+        "load": _LOAD,
+    }
+    write_tensors(args.out, net.state_dict(), {"format": "pt", "manyheads": json.dumps(about)})
+    print(args.out)

@@ -1,0 +1,87 @@
+"""``manyheads inspect data``: how a split deals a data set to the workers, in numbers and as a map."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.cli.parser import Commands, Parser
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_OPTIONS = ("data", "workers", "split", "test_split", "relabel", "validation", "seed")
+_SHADES = " ░▒▓█"
+_MOST_ROWS, _MOST_COLUMNS = 40, 60
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "data",
+        help="sizes of the shards and the worker-by-class map of a split",
+        usage="manyheads inspect data [options]",
+        description="Print how a split deals a data set to the workers, and draw the worker-by-class map.",
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_fields
+    from manyheads.experiment import Experiment, Runtime
+
+    add_fields(parser, Experiment, _OPTIONS, title="data and split")
+    add_fields(parser, Runtime, ("data_dir",), title="where")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="picture: .png, .svg or .pdf [data-NAME-SPLIT-WORKERS.png]"
+    )
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads import data, figures, terminal
+    from manyheads.cli.options import given
+    from manyheads.data.federation import describe
+    from manyheads.experiment import Experiment, Runtime
+
+    experiment, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
+    name = str(experiment.data)
+    with terminal.waiting(f"loading {name}") as downloading:
+        dataset = data.load(name, runtime.data_dir, downloading)
+    federation = data.federate(
+        dataset,
+        workers=experiment.workers,
+        split=experiment.split,
+        test_split=experiment.test_split,
+        relabel=experiment.relabel,
+        validation=experiment.validation,
+        seed=experiment.seed,
+    )
+    print(terminal.facts(describe(federation)))
+    if federation.num_classes is None:
+        return
+    counts = federation.class_counts.numpy()
+    print(f"\n{text_map(counts)}\n")
+    split = experiment.split.replace(":", "-")
+    out = args.out or Path(f"data-{Path(name).stem}-{split}-{experiment.workers}.png")
+    figures.class_map(counts, out)
+    print(out)
+
+
+def text_map(counts: "np.ndarray") -> str:
+    """A line for each worker, a shade for each class: what part of the worker's samples is of it. ``counts`` [W, C]."""
+    import numpy as np
+
+    num_workers, num_classes = counts.shape
+    together = -(-num_classes // _MOST_COLUMNS)
+    starts = np.arange(0, num_classes, together)
+    grouped = np.add.reduceat(counts, starts, axis=1)
+    share = grouped / np.maximum(1, grouped.sum(1, keepdims=True))
+    # The lightest shade is kept for cells that hold anything at all.
+    level = np.where(grouped > 0, 1 + (share * (len(_SHADES) - 1)).astype(int), 0).clip(max=len(_SHADES) - 1)
+    wide = min(3, _MOST_COLUMNS // len(starts))
+    lines = [f"worker  samples  classes 0 to {num_classes - 1}" + (f", {together} in a column" if together > 1 else "")]
+    for worker in range(min(num_workers, _MOST_ROWS)):
+        cells = "".join(_SHADES[shade] * wide for shade in level[worker])
+        lines.append(f"{worker:>6}  {counts[worker].sum():>7}  │{cells}│")
+    if num_workers > _MOST_ROWS:
+        lines.append(f"{'...':>6}  and {num_workers - _MOST_ROWS} more workers in the picture")
+    return "\n".join(lines)

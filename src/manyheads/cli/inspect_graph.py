@@ -1,0 +1,51 @@
+"""``manyheads inspect graph``: who mixes with whom, how fast that brings the workers together, and a picture of it."""
+
+import argparse
+from pathlib import Path
+
+from manyheads.cli.parser import Commands, Parser
+
+_OPTIONS = ("graph", "workers", "weights", "redraw", "link_failure", "worker_failure", "seed")
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "graph",
+        help="degrees, spectral gap and a picture of a graph",
+        usage="manyheads inspect graph [options]",
+        description="Print what there is to know about a graph and its mixing weights, and draw it.",
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_fields
+    from manyheads.experiment import Experiment
+
+    add_fields(parser, Experiment, _OPTIONS, title="graph")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="picture: .png, .svg or .pdf [graph-NAME-WORKERS.png]")
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads import figures, topology
+    from manyheads.cli.options import given
+    from manyheads.experiment import Experiment
+    from manyheads.terminal import facts
+
+    experiment = Experiment(**given(args, Experiment))
+    mixing = topology.build_mixing(
+        experiment.graph,
+        experiment.workers,
+        weights=experiment.weights or "metropolis",
+        redraw=experiment.redraw,
+        link_failure=experiment.link_failure,
+        worker_failure=experiment.worker_failure,
+        seed=experiment.seed,
+        # A graph can be looked at before an algorithm is chosen; its notes say what P lacks.
+        allow_row_stochastic=True,
+    )
+    out = args.out or Path(f"graph-{experiment.graph.replace(':', '-')}-{experiment.workers}.png")
+    print(facts(topology.describe(mixing)))
+    figures.graph(topology.layout(mixing), topology.edges(mixing), out)
+    print(out)

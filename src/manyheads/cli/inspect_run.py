@@ -1,0 +1,96 @@
+"""``manyheads inspect run``: what ran in a directory, with which options, and where it stands."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from manyheads.cli.parser import Commands, Parser
+from manyheads.errors import UserError
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "run",
+        help="what ran in a directory and where it stands",
+        usage="manyheads inspect run DIR",
+        description="Print what ran in a directory, with which options other than the defaults, and where it stands.",
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help="run directory")
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads.checkpoint import latest_round
+    from manyheads.store import Run
+    from manyheads.terminal import facts, summary_table
+
+    run = Run.open(args.directory)
+    description = _description(args.directory)
+    records, summary = run.metrics(), run.summary()
+    complete = summary is not None and summary["rounds"] >= description["rounds"]
+    done = records[-1]["round"] if records else 0
+    lines = [
+        ("algorithm", description["algorithm"]["name"]),
+        ("data", _shown(description["data"])),
+        ("rounds", f"{done} of {description['rounds']}"),
+        ("state", "complete" if complete else _unfinished(latest_round(args.directory / "checkpoint"))),
+        *(("option", f"{_flag(name)} {_shown(value)}") for name, value in _unusual(description)),
+    ]
+    if run.damaged_lines:
+        lines.append(("note", f"{run.damaged_lines} damaged lines of metrics.jsonl were left out"))
+    if summary is not None:
+        lines += [("note", note) for note in summary["notes"]]
+        lines.append(("computed with", ", ".join(f"{name} {value}" for name, value in summary["runtime"].items())))
+    print(facts(lines))
+    if records:
+        print(f"\n{summary_table(records[-1:])}")
+
+
+def _description(directory: Path) -> dict[str, Any]:
+    """experiment.json as it stands: an Experiment could not be made of one that holds a module or arrays."""
+    path = directory / "experiment.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values["algorithm"]["name"] and values["rounds"] and values["data"]:
+            return values
+    except (ValueError, TypeError, KeyError):
+        pass
+    raise UserError(f"{path} is damaged: put it back, or train the run again.")
+
+
+def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The options that are neither a default nor the data set's recipe."""
+    import torch
+
+    from manyheads.algorithms import get_algorithm
+    from manyheads.data import Dataset
+    from manyheads.experiment import Experiment
+    from manyheads.session import resolve
+
+    kind = get_algorithm(description["algorithm"]["name"])
+    # One blank sample stands for the data, of which a recipe needs the name alone, or else the shape.
+    x, y = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
+    blank = Dataset("blank", x, y, x, y, num_classes=1)
+    usual = resolve(Experiment(algorithm=kind(), data=str(description["data"])), blank).describe()
+    known = {**usual, **usual["algorithm"]}
+    for name, value in {**description, **description["algorithm"]}.items():
+        if name not in ("algorithm", "name", "data", "rounds") and value is not None and known.get(name) != value:
+            yield name, value
+
+
+def _unfinished(checkpoint: int) -> str:
+    return f"not complete; continues from round {checkpoint}"
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _shown(value: Any) -> str:
+    return str(value["kind"]) if isinstance(value, dict) else str(value)

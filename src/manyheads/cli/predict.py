@@ -1,0 +1,106 @@
+"""``manyheads predict``: what one worker's trained net says about samples of your own."""
+
+import argparse
+import json
+import zipfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.cli.parser import Commands, Parser
+from manyheads.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import nn
+
+_CHUNK = 1024
+
+_ABOUT = """\
+Classify the samples x of an npz file with one worker's trained net. With labels y in the file, the accuracy is printed;
+with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one a line.
+
+x is [samples, ...] as the net was trained: bytes are taken as pixels and scaled to 0..1, all other numbers are taken as
+they are. A net trained on a named data set expects that data set's own normalisation: load it with manyheads.data.load
+to see it. After --relabel, classes are numbered as the worker itself numbers them.
+"""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "predict",
+        help="use one worker's trained net on samples of your own",
+        usage="manyheads predict RUN --worker K --data FILE [--out FILE]",
+        description=_ABOUT,
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
+    parser.add_argument("--worker", type=int, required=True, metavar="K", help="whose net")
+    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="npz with x and, if known, y")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="npz to write: classes [n] and probabilities [n, C]")
+
+
+def run(args: argparse.Namespace) -> None:
+    import numpy as np
+
+    from manyheads.files import disk_errors, replacing
+    from manyheads.store import Run
+
+    run = Run.open(args.directory)
+    net, summary = run.model(args.worker), run.summary()
+    if summary is not None and summary["majority_floor"] is None:
+        raise UserError(
+            f"the nets of {run.path} give numbers, not classes: use them in Python, with Run.open(...).model."
+        )
+    x, y = _read(args.data)
+    wanted = json.loads((run.path / "model.json").read_text(encoding="utf-8"))["input_shape"]
+    if list(x.shape[1:]) != wanted:
+        raise UserError(
+            f"{args.data}: samples are {list(x.shape[1:])}, the net takes {wanted}: give x [samples, ...] so."
+        )
+    probabilities = _predict(net, x)
+    classes = probabilities.argmax(1)
+    if args.out is not None:
+        with disk_errors(args.out), replacing(args.out) as file:
+            np.savez(file, classes=classes, probabilities=probabilities)
+        print(args.out)
+    if y is not None:
+        print(f"accuracy {100 * (classes == y).mean():.1f} % on {len(y)} samples")
+    elif args.out is None:
+        print("\n".join(map(str, classes)))
+
+
+def _read(path: Path) -> "tuple[np.ndarray, np.ndarray | None]":
+    """Inputs [samples, ...] float32 and, where there are any, labels [samples]."""
+    import numpy as np
+
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            arrays = {key: stored[key] for key in ("x", "y") if key in stored}
+    except (ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+        raise UserError(f"{path} is not an npz of plain arrays ({error}): save it with numpy.savez.") from None
+    x, y = arrays.get("x"), arrays.get("y")
+    if x is None or x.ndim < 2 or len(x) == 0 or x.dtype.kind not in "buif":
+        raise UserError(f"{path} needs an array x of numbers [samples, ...]: save it with numpy.savez(path, x=...).")
+    if y is not None and (y.shape != x.shape[:1] or y.dtype.kind not in "bui"):
+        raise UserError(
+            f"{path}: y is {y.dtype} {list(y.shape)}; give a class for each of the {len(x)} samples, or no y."
+        )
+    inputs = x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1)
+    if not np.isfinite(inputs).all():
+        raise UserError(f"{path}: x holds NaN or infinite numbers; clean or drop them.")
+    return inputs, y
+
+
+def _predict(net: "nn.Module", x: "np.ndarray") -> "np.ndarray":
+    """Probabilities of the classes, [samples, ...] -> [samples, C]."""
+    import torch
+
+    dtype = next(net.parameters()).dtype
+    with torch.inference_mode():
+        parts = [net(part.to(dtype)).softmax(1) for part in torch.from_numpy(x).split(_CHUNK)]
+    return torch.cat(parts).numpy()

@@ -1,0 +1,83 @@
+"""``manyheads train``: train one algorithm and show how it goes; the same command continues a run that was stopped."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.cli.parser import Commands, Parser
+
+if TYPE_CHECKING:
+    from manyheads.session import Session
+
+_EXAMPLES = """\
+examples:
+  manyheads train deprl --workers 32 --split dirichlet:0.1 --graph random:0.25
+  manyheads train deprl --rounds 200                        a finished run goes on to round 200
+  manyheads train d-psgd --data my.npz --model package.module:factory --head classifier
+  manyheads train --from runs/mine/experiment.json --seed 2
+
+A value in [brackets] is the default; 'auto' leaves an option to its default. A run that was stopped, killed or given
+more rounds is continued by the same command.
+"""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train one algorithm",
+        usage="manyheads train ALGORITHM [options]",
+        description="Train one algorithm, from where the run directory stops.",
+        epilog=_EXAMPLES,
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_options
+
+    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads import terminal
+    from manyheads.cli.options import experiments, given
+    from manyheads.experiment import Runtime
+    from manyheads.session import open_session
+    from manyheads.store import Run
+    from manyheads.train import run as rounds_of
+
+    (experiment,) = experiments(args)
+    with terminal.waiting(f"loading {experiment.data}", quiet=args.quiet):
+        session = open_session(experiment, Runtime(**given(args, Runtime)))
+    out = session.runtime.out or _default_out(session)
+    session = replace(session, runtime=replace(session.runtime, out=out))
+    if not args.quiet:
+        print(_headline(session), flush=True)
+    stopped = "stopped"
+    try:
+        for step in terminal.follow(rounds_of(session), session.ctx.rounds, session.notes, quiet=args.quiet):
+            stopped = f"stopped at round {step.round}"
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{stopped}; the same command continues it.") from None
+    summary = Run.open(out).summary()
+    assert summary is not None, "a run that ends has a summary"
+    print(terminal.summary_line(summary) if args.quiet else f"\n{terminal.summary_table([summary])}\n")
+    print(out)
+
+
+def _default_out(session: "Session") -> Path:
+    """A place of its own for every experiment, so that the same command finds the same run."""
+    experiment = session.experiment
+    data = Path(str(experiment.data)).stem
+    return Path("runs", f"{data}-{experiment.algorithm.name}-{experiment.run_id}")
+
+
+def _headline(session: "Session") -> str:
+    given = session.experiment
+    return (
+        f"{given.algorithm.title} on {given.data}: {given.workers} workers, {given.split}, {given.graph}, "
+        f"{given.model}, {given.rounds} rounds ({session.engine} engine, {session.device})"
+    )

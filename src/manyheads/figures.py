@@ -1,0 +1,230 @@
+"""Pictures of runs, graphs and splits in one style that colour-blind people can read, as PNG or SVG."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.errors import UserError
+from manyheads.files import disk_errors, replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A51A3", "#7F7F7F")
+"""Okabe and Ito's palette, without the colours that are too light for lines."""
+
+INK, FAINT, RULE = "#222222", "#6E6E6E", "#DDDDDD"
+FORMATS = (".png", ".svg", ".pdf")
+
+_SIZE = 9.0
+"""Points of ordinary text."""
+
+_MOST_NAMED = 64
+"""From here on the workers' numbers no longer fit into a graph's dots."""
+
+
+def learning_curves(
+    runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], out: Path, y: str = "accuracy_mean"
+) -> None:
+    """One curve per run, named at its right end: ``y`` against rounds, over the majority floor where that applies.
+
+    ``runs`` holds (label, rows of metrics.jsonl).
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    figure = _figure(7.2, 4.2)
+    axes = figure.add_subplot()
+    _plain(axes)
+    axes.grid(axis="y", color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    part_of_one = y.startswith("accuracy")
+    scale = 100 if part_of_one else 1
+    ends: list[tuple[float, str, str]] = []
+    last = max((row["round"] for _, rows in runs for row in rows), default=1)
+    for (label, rows), colour in zip(runs, _cycle(len(runs)), strict=True):
+        points = [(row["round"], scale * row[y]) for row in rows if row.get(y) is not None]
+        if not points:
+            continue
+        rounds, values = zip(*points, strict=True)
+        marker = "o" if len(points) == 1 else ""
+        axes.plot(rounds, values, color=colour, linewidth=2, solid_capstyle="round", marker=marker, clip_on=False)
+        ends.append((values[-1], label, colour))
+    if part_of_one:
+        floors = {round(row["majority_floor"], 3) for _, rows in runs for row in rows[:1] if row.get("majority_floor")}
+        for floor in sorted(floors):
+            axes.axhline(scale * floor, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+            ends.append((scale * floor, "majority floor", FAINT))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
+    axes.set_xlim(0, last)
+    axes.margins(y=0.08)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _name_ends(figure, axes, ends)
+    axes.set_xlabel("round")
+    _title(axes, _YLABELS.get(y, y.replace("_", " ")))
+    _save(figure, out)
+
+
+def class_map(counts: np.ndarray, out: Path) -> None:
+    """Train samples by worker and class, ``counts`` [W, C], darker where there are more; above it all of a worker's."""
+    from matplotlib.ticker import MaxNLocator
+
+    num_workers, num_classes = counts.shape
+    width = min(13.0, max(5.0, 1.6 + 0.28 * num_workers))
+    height = min(9.0, max(2.4, 0.6 + 0.24 * num_classes))
+    figure = _figure(width, height + 1.3)
+    bars, below = figure.subplots(2, 1, sharex=True, height_ratios=(0.9, height), gridspec_kw={"hspace": 0.04})
+    bars.bar(np.arange(num_workers), counts.sum(1), width=0.8, color=COLOURS[0])
+    image = below.imshow(counts.T, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    for part in (bars, below):
+        _plain(part)
+    bars.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    below.set_xlabel("worker")
+    below.set_ylabel("class")
+    below.xaxis.set_major_locator(MaxNLocator(min(num_workers, 16), integer=True))
+    below.yaxis.set_major_locator(MaxNLocator(min(num_classes, 10), integer=True))
+    # White seams make single cells visible until there are too many of them.
+    if num_workers <= _MOST_NAMED and num_classes <= _MOST_NAMED:
+        below.set_xticks(np.arange(num_workers + 1) - 0.5, minor=True)
+        below.set_yticks(np.arange(num_classes + 1) - 0.5, minor=True)
+        below.grid(which="minor", color="white", linewidth=1)
+    _title(bars, "train samples of each worker, and of which class")
+    _scale(figure, image, [bars, below], "samples")
+    _save(figure, out)
+
+
+def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path, values: np.ndarray | None = None) -> None:
+    """Workers at their places ``layout`` [N, 2], joined by ``edges``; coloured by ``values`` [N] where given."""
+    from matplotlib.collections import LineCollection
+
+    figure = _figure(6.0 if values is None else 6.8, 6.0)
+    axes = figure.add_subplot()
+    num_workers = len(layout)
+    # Many lines are drawn lighter, so that a dense graph stays a graph and does not become a blot.
+    strength = min(0.7, 8 / max(1, len(edges)) ** 0.5)
+    segments = [layout[[i, j]] for i, j in edges]
+    axes.add_collection(LineCollection(segments, colors=FAINT, linewidths=0.4 + strength, alpha=strength))
+    named = num_workers <= _MOST_NAMED
+    size = min(420.0, 9000.0 / num_workers) if named else max(6.0, 4000.0 / num_workers)
+    colour: dict[str, Any] = {"color": COLOURS[0]} if values is None else {"c": values, "cmap": "viridis"}
+    dots = axes.scatter(layout[:, 0], layout[:, 1], s=size, zorder=2, edgecolors="white", linewidths=1.2, **colour)
+    if named:
+        dark = np.ones(num_workers, bool) if values is None else np.asarray(dots.norm(values)) < 0.6
+        for worker, (x, y) in enumerate(layout):
+            ink = "white" if dark[worker] else INK
+            axes.text(
+                x,
+                y,
+                str(worker),
+                color=ink,
+                fontsize=min(_SIZE, 0.42 * size**0.5 + 1),
+                ha="center",
+                va="center_baseline",
+                zorder=3,
+            )
+    axes.set_aspect("equal")
+    axes.margins(0.08)
+    axes.set_axis_off()
+    if values is not None:
+        _scale(figure, dots, [axes], "")
+    _save(figure, out)
+
+
+_YLABELS = {
+    "accuracy_mean": "accuracy, mean over workers",
+    "accuracy_worst10": "accuracy of the worst tenth of the workers",
+    "accuracy_before_mixing": "accuracy before mixing, mean over workers",
+    "accuracy_validation": "validation accuracy, mean over workers",
+}
+
+
+def _figure(width: float, height: float) -> "Figure":
+    """A figure of its own, in inches: pyplot would keep it and choose a window for it."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=160, layout="constrained", facecolor="white")
+
+
+def _plain(axes: "Axes") -> None:
+    """No frame, quiet ticks."""
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(colors=FAINT, labelsize=_SIZE, which="both", length=0)
+    axes.xaxis.label.set(color=FAINT, fontsize=_SIZE)
+    axes.yaxis.label.set(color=FAINT, fontsize=_SIZE)
+
+
+def _title(axes: "Axes", text: str) -> None:
+    axes.set_title(text, loc="left", color=INK, fontsize=_SIZE + 2, pad=10)
+
+
+def _cycle(count: int) -> list[str]:
+    return [COLOURS[i % len(COLOURS)] for i in range(count)]
+
+
+def _name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, str, str]]) -> None:
+    """A label at the right end of each curve, in its colour, moved apart where they would overlap."""
+    low, high = axes.get_ylim()
+    gap = (high - low) * 1.35 * _SIZE / 72 / (figure.get_figheight() - 1.1)
+    places = spread([value for value, _, _ in ends], gap)
+    for (value, label, colour), place in zip(ends, places, strict=True):
+        axes.annotate(
+            label,
+            xy=(1, value),
+            xytext=(1.03, place),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords=axes.get_yaxis_transform(),
+            color=colour,
+            fontsize=_SIZE,
+            va="center_baseline",
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.6,
+                "shrinkA": 0,
+                "shrinkB": 3,
+                "relpos": (0, 0.55),
+            },
+        )
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Places as near the values as can be (in squares), in the same order and at least ``gap`` apart."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    # Labels that would touch form a block, which sits where the mean of its members wants it.
+    blocks: list[list[float]] = []
+    for rank, i in enumerate(order):
+        blocks.append([values[i] - rank * gap])
+        while len(blocks) > 1 and _mean(blocks[-2]) >= _mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    moved = [_mean(block) for block in blocks for _ in block]
+    places = [0.0] * len(values)
+    for rank, i in enumerate(order):
+        places[i] = moved[rank] + rank * gap
+    return places
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _scale(figure: "Figure", image: Any, axes: "list[Axes]", label: str) -> None:
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=30, pad=0.02)
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.ax.tick_params(colors=FAINT, labelsize=_SIZE, length=0)
+    bar.set_label(label, color=FAINT, fontsize=_SIZE)
+
+
+def _save(figure: "Figure", out: Path) -> None:
+    """Write the picture whole or not at all, in the format its name ends with."""
+    if out.suffix not in FORMATS:
+        raise UserError(f"{out} is no picture that can be written: end its name with {', '.join(FORMATS)}.")
+    # Without a date the same picture is the same file.
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix)
+    with disk_errors(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(out) as file:
+            figure.savefig(file, format=out.suffix[1:], metadata=metadata)

@@ -1,0 +1,207 @@
+"""What a person sees of a run in the terminal: progress while it goes on, facts and tables when it is done."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from threading import Timer
+from typing import Any
+
+from manyheads.train import Step
+
+_PATIENCE_SECONDS = 2.0
+"""How long a person waits without asking what is going on, and the shortest time between two lines."""
+
+
+def follow(steps: Iterable[Step], rounds: int, notes: Sequence[str], *, quiet: bool = False) -> Iterator[Step]:
+    """Pass a run's steps on and show them: as one live bar on a terminal, elsewhere as a line now and then.
+
+    ``notes`` may grow while the run goes on; each is shown once.
+    """
+    if quiet:
+        yield from steps
+    elif sys.stdout.isatty():
+        yield from _with_bar(steps, rounds, notes)
+    else:
+        yield from _with_lines(steps, rounds, notes)
+
+
+@contextmanager
+def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Say what is going on once it takes long. Gives a callback for downloads: file, bytes so far, bytes in all."""
+    if quiet:
+        yield lambda name, done, total: None
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    status = console.status(f"{what} ...")
+    start = status.start if console.is_terminal else lambda: print(f"{what} ...", flush=True)
+    timer = Timer(_PATIENCE_SECONDS, start)
+    said = time.monotonic()
+
+    def downloading(name: str, done: int, total: int | None) -> None:
+        nonlocal said
+        line = f"downloading {name}: {human_bytes(done)}" + (f" of {human_bytes(total)}" if total else "")
+        if console.is_terminal:
+            status.update(f"{line} ...")
+        elif time.monotonic() - said >= _PATIENCE_SECONDS:
+            said = time.monotonic()
+            print(line, flush=True)
+
+    timer.start()
+    try:
+        yield downloading
+    finally:
+        timer.cancel()
+        timer.join()
+        status.stop()
+
+
+def facts(lines: Iterable[tuple[str, str]]) -> str:
+    """(label, value) pairs, the values in one column."""
+    pairs = list(lines)
+    width = max(len(label) for label, _ in pairs)
+    return "\n".join(f"{label:<{width}}  {value}" for label, value in pairs)
+
+
+def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
+    """The outcome of one run a row, from its last record or summary."""
+    header = [
+        ("", "algorithm"),
+        ("", "accuracy"),
+        ("worst", "tenth"),
+        ("before", "mixing"),
+        ("majority", "floor"),
+        ("consensus", "error"),
+        ("sent per", "worker"),
+        ("", "time"),
+    ]
+    body = [
+        (
+            str(values["algorithm"]),
+            f"{score(values, 'accuracy_mean')} ± {score(values, 'accuracy_std').removesuffix(' %')}",
+            score(values, "accuracy_worst10"),
+            score(values, "accuracy_before_mixing"),
+            score(values, "majority_floor"),
+            "–" if values["consensus_error"] is None else f"{values['consensus_error']:.3g}",
+            human_bytes(values["bytes_sent_per_worker"]),
+            human_seconds(values["seconds"]),
+        )
+        for values in summaries
+    ]
+    return table([tuple(line) for line in zip(*header, strict=True)], body)
+
+
+def summary_line(summary: Mapping[str, Any]) -> str:
+    """The outcome of a run in one line."""
+    return (
+        f"{summary['algorithm']}: accuracy {score(summary, 'accuracy_mean')}, worst tenth "
+        f"{score(summary, 'accuracy_worst10')}, {summary['rounds']} rounds, {human_seconds(summary['seconds'])}"
+    )
+
+
+def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]]) -> str:
+    """Rows under a header of one or more lines, every column as wide as it must be; the first to the left."""
+    widths = [max(map(len, column)) for column in zip(*header, *body, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = zip(cells, widths, strict=True)
+        return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)]).rstrip()
+
+    rule = "  ".join("─" * width for width in widths)
+    return "\n".join([*map(line, header), rule, *map(line, body)])
+
+
+def score(values: Mapping[str, Any], name: str) -> str:
+    """A value on the scale of a record's accuracies: a percentage, or the plain number of a regression's metric."""
+    value = values[name]
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if values["majority_floor"] is None else f"{100 * value:.1f} %"
+
+
+def human_bytes(count: float) -> str:
+    """``12.3 MB``; decimal units."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def human_seconds(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3:20 min``, ``2:05 h``."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60}:{whole % 60:02d} min"
+    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+class _Pace:
+    """How fast the rounds of this process go by, and the newest accuracy."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds, self.began = rounds, time.monotonic()
+        self.first: int | None = None
+        self.accuracy = ""
+
+    def after(self, step: Step) -> str:
+        """Rate, time left, accuracy and loss in words."""
+        if self.first is None:
+            self.first = step.round - 1
+        if step.record is not None:
+            self.accuracy = f"accuracy {score(step.record.metrics(), 'accuracy_mean')}"
+        each = (time.monotonic() - self.began) / (step.round - self.first)
+        rate = f"{1 / each:.1f} rounds/s" if each < 1 else f"{human_seconds(each)}/round"
+        left = f"{human_seconds(each * (self.rounds - step.round))} left"
+        return "  ".join(part for part in (self.accuracy, f"loss {step.loss:.3f}", rate, left) if part)
+
+
+class _Notes:
+    """Shows each note once, as they come."""
+
+    def __init__(self, notes: Sequence[str], show: Callable[[str], None]) -> None:
+        self.notes, self.show, self.shown = notes, show, 0
+
+    def tell(self) -> None:
+        for note in self.notes[self.shown :]:
+            self.show(f"note: {note}")
+        self.shown = len(self.notes)
+
+
+def _with_lines(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Iterator[Step]:
+    pace, news, said = _Pace(rounds), _Notes(notes, print), None
+    news.tell()
+    for step in steps:
+        news.tell()
+        line, now = pace.after(step), time.monotonic()
+        if said is None or (step.record is not None and now - said >= _PATIENCE_SECONDS):
+            said = now
+            print(f"round {step.round:>{len(str(rounds))}}/{rounds}  {line}", flush=True)
+        yield step
+    news.tell()
+
+
+def _with_bar(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Iterator[Step]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        BarColumn(bar_width=None, complete_style="cyan"),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False),
+    )
+    with Progress(*columns, expand=True) as bar:
+        task, pace = bar.add_task("starting", total=rounds), _Pace(rounds)
+        news = _Notes(notes, partial(bar.console.print, markup=False, highlight=False))
+        news.tell()
+        for step in steps:
+            news.tell()
+            bar.update(task, completed=step.round, description=pace.after(step))
+            yield step
+        news.tell()

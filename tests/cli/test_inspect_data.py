@@ -1,0 +1,61 @@
+"""``inspect data``: the facts of a split, its map in the terminal and its picture."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads.cli import main
+from manyheads.cli.inspect_data import text_map
+
+
+def test_digits(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "data", "--workers", "8", "--split", "dirichlet:0.1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "data-digits-dirichlet-0.1-8.png"
+    assert Path(lines[-1]).read_bytes().startswith(b"\x89PNG")
+    assert any(line.startswith("majority floor") for line in lines)
+    assert sum("│" in line for line in lines) == 8
+
+
+def test_a_regression_has_no_map(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    np.savez(tmp_path / "r.npz", x=np.random.default_rng(0).random((60, 2)), y=np.linspace(0, 1, 60))
+    out = tmp_path / "map.png"
+    assert (
+        main(
+            [
+                "inspect",
+                "data",
+                "--data",
+                str(tmp_path / "r.npz"),
+                "--workers",
+                "3",
+                "--split",
+                "iid",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
+    assert "│" not in capsys.readouterr().out
+    assert not out.exists()
+
+
+def test_text_map_shades_by_share() -> None:
+    lines = text_map(np.array([[10, 0, 0], [1, 1, 98], [0, 0, 0]])).splitlines()
+    assert lines == [
+        "worker  samples  classes 0 to 2",
+        "     0       10  │███      │",
+        "     1      100  │░░░░░░███│",
+        "     2        0  │         │",
+    ]
+
+
+def test_text_map_fits_a_screen() -> None:
+    lines = text_map(np.ones((500, 130), int)).splitlines()
+    assert "3 in a column" in lines[0]
+    assert "460 more workers" in lines[-1]
+    assert len(lines) <= 42
+    assert max(map(len, lines)) <= 80

@@ -1,0 +1,28 @@
+"""``inspect graph``: the facts and the picture of a graph."""
+
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli import main
+
+
+def test_ring(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["inspect", "graph", "--graph", "random:0.25", "--workers", "9"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == "graph-random-0.25-9.png"
+    assert Path(last).read_bytes().startswith(b"\x89PNG")
+    facts = {line[:16].strip(): line[16:].strip() for line in lines}
+    assert facts["graph"] == "random:0.25"
+    assert 0 < float(facts["spectral gap"]) < 1
+
+
+def test_a_graph_that_only_some_algorithms_take(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    out = tmp_path / "graph.svg"
+    words = ["--graph", "in-neighbours:2", "--workers", "8", "--link-failure", "0.1", "--out", str(out)]
+    assert main(["inspect", "graph", *words]) == 0
+    text = capsys.readouterr().out
+    assert "row-stochastic" in text
+    assert text.splitlines()[-1] == str(out)
+    assert out.exists()

@@ -1,0 +1,45 @@
+"""``inspect run``: what ran, what was unusual about it, and where it stands."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from manyheads import Experiment, Runtime
+from manyheads.algorithms import FedAvg
+from manyheads.cli import main
+from manyheads.session import open_session
+from manyheads.train import run as rounds_of
+
+
+def _inspect(capsys: pytest.CaptureFixture, path: Path) -> list[str]:
+    assert main(["inspect", "run", str(path)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_a_finished_run(capsys: pytest.CaptureFixture, finished: Path) -> None:
+    lines = [" ".join(line.split()) for line in _inspect(capsys, finished)]
+    assert {"algorithm deprl", "data digits", "rounds 2 of 2", "state complete"} <= set(lines)
+    options = sorted(line for line in lines if line.startswith("option "))
+    assert options == ["option --graph full", "option --head-epochs 1", "option --workers 3"]
+
+
+def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    runtime = Runtime(out=tmp_path / "run", checkpoint_every=2)
+    steps = rounds_of(open_session(Experiment(algorithm=FedAvg(), workers=3, rounds=9), runtime))
+    assert [next(steps).round for _ in range(3)] == [1, 2, 3]
+    steps.close()
+    lines = [" ".join(line.split()) for line in _inspect(capsys, tmp_path / "run")]
+    assert {"rounds 3 of 9", "state not complete; continues from round 2"} <= set(lines)
+    assert [line for line in lines if line.startswith("option ")] == ["option --workers 3"]
+
+
+def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(finished, broken)
+    with (broken / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "accur')
+    assert any("1 damaged line" in line for line in _inspect(capsys, broken))
+    (broken / "experiment.json").write_text("{}")
+    assert main(["inspect", "run", str(broken)]) == 2
+    assert "experiment.json is damaged" in capsys.readouterr().err

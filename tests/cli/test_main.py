@@ -1,0 +1,172 @@
+"""The command line as a whole: help that is there at once, and mistakes that end in one line and nothing else."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads import __version__, cli
+from manyheads.cli import main
+
+SMALL = ["--model", "mlp:16", "--workers", "4", "--rounds", "1", "--quiet"]
+
+
+def _fails(capsys: pytest.CaptureFixture, *words: str, status: int = 2) -> str:
+    """The one line that a command ends in."""
+    assert main(words) == status
+    caught = capsys.readouterr()
+    (line,) = caught.err.splitlines()
+    assert line.startswith("manyheads: ")
+    assert "Traceback" not in caught.out
+    return line
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"manyheads {__version__}\n"
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    assert main([]) == 0
+    assert capsys.readouterr().out == overview
+    for command in ("train", "inspect", "export", "predict"):
+        assert f"    {command} " in overview
+        assert main([command, "--help"]) == 0
+        assert f"manyheads {command}" in capsys.readouterr().out
+    assert main(["train", "--help"]) == 0
+    page = capsys.readouterr().out
+    for part in (
+        "who holds what:",
+        "the algorithm's own:",
+        "--head-epochs N",
+        "[deprl, fedrep: 2]",
+        "5 %",
+        "examples:",
+    ):
+        assert part in page
+
+
+def test_the_list_of_commands_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from manyheads.cli import main; status = main(['--help']); "
+        "heavy = [m for m in ('torch', 'numpy', 'matplotlib', 'rich', 'networkx') if m in sys.modules]; "
+        "sys.exit(status or heavy or None)"
+    )
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trian"], "unknown command 'trian'. Did you mean 'train'?"),
+        (["inspect", "grap"], "unknown command 'grap'. Did you mean 'graph'?"),
+        (["--verson"], "unknown option --verson. Did you mean --version?"),
+        (["train"], "no algorithm given"),
+        (["train", "deprll"], "Did you mean 'deprl'?"),
+        (["train", "deprl", "--grph", "ring"], "unknown option --grph. Did you mean --graph?"),
+        (["train", "deprl", "--data", "digit", *SMALL], "Did you mean 'digits'?"),
+        (["train", "deprl", "--data", "no.npz", *SMALL], "no file no.npz"),
+        (["train", "deprl", "--graph", "rnig", *SMALL], "Did you mean 'ring'?"),
+        (["train", "deprl", "--graph", "random:0.0001", *SMALL], "gave no connected graph"),
+        (["train", "deprl", "--graph", "random:2", *SMALL], "a probability"),
+        (["train", "deprl", "--split", "dirichlett:1", *SMALL], "Did you mean"),
+        (["train", "deprl", "--workers", "0"], "--workers 0 is not positive"),
+        (["train", "deprl", "--workers", "5000", "--rounds", "1"], "5000"),
+        (["train", "deprl", "--lr", "-1"], "--lr -1.0 is not positive"),
+        (["train", "deprl", "--validation", "1.5"], "--validation 1.5 is outside"),
+        (["train", "deprl", "--head", "nowhere", *SMALL], "nowhere"),
+        (["train", "deprl", *SMALL, "--model", "mpl"], "Did you mean 'mlp'?"),
+        (["train", "deprl", *SMALL, "--model", "no.such:thing"], "cannot import"),
+        (["train", "deprl", "--device", "gpu", *SMALL], "unknown device 'gpu'"),
+        (["train", "deprl", "--engine", "warp", *SMALL], "warp"),
+        (["train", "deprl", "--resume", "--out", "absent", *SMALL], "--resume: there is no run"),
+        (["train", "deprl", "--out", "/proc/no", *SMALL], "/proc/no"),
+        (["train", "deprl", "--lr", "1e30", "--clip", "0", "--out", "broken", *SMALL], "is not a number in round 1"),
+        (["train", "--from", "absent.json"], "absent.json: No such file or directory."),
+        (["inspect", "graph", "--workers", "1"], "at least 2 workers"),
+        (["inspect", "graph", "--workers", "4", "--out", "graph.gif"], "graph.gif"),
+        (["inspect", "graph", "--workers", "4", "--out", "/proc/graph.png"], "/proc/graph.png"),
+        (["inspect", "data", "--split", "shards:0"], "shards"),
+        (["inspect", "run", "."], "no run directory"),
+        (["inspect", "run"], "DIR"),
+        (["export", ".", "--worker", "0", "--out", "x.safetensors"], "no run directory"),
+        (["export", ".", "--out", "x.safetensors"], "--worker"),
+        (["predict", ".", "--worker", "0", "--data", "x.npz"], "no run directory"),
+    ],
+)  # fmt: skip
+def test_mistakes(
+    words: list[str], said: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert said in _fails(capsys, *words)
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept <= {"broken"}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"algorithm": {"name": "deprl"}, "wrokers": 3}', "\0", "null"])
+def test_a_file_that_is_no_experiment(text: str, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "experiment.json").write_text(text)
+    _fails(capsys, "train", "--from", str(tmp_path / "experiment.json"))
+
+
+def test_a_foreign_folder_is_left_alone(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    assert "not empty" in _fails(capsys, "train", "deprl", "--out", str(tmp_path), *SMALL)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+    assert "is a file" in _fails(capsys, "train", "deprl", "--out", str(tmp_path / "thesis.tex"), *SMALL)
+
+
+def test_arrays_that_are_no_arrays(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "text.npz").write_text("not a zip file")
+    np.savez(tmp_path / "nan.npz", x=np.full((20, 3), np.nan), y=np.zeros(20, int))
+    for name in ("text.npz", "nan.npz"):
+        assert name in _fails(capsys, "train", "deprl", "--data", str(tmp_path / name), *SMALL)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (MemoryError(), 2, "not enough memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried\nto allocate"), 2, "not enough memory"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), 2, "not enough memory"),
+        (OSError(28, "No space left on device", "/full/disk"), 2, "/full/disk: No space left on device."),
+        (OSError("odd"), 2, "odd"),
+        (KeyboardInterrupt(), 130, "stopped."),
+        (KeyboardInterrupt("stopped at round 12; the same command continues it."), 130, "stopped at round 12"),
+    ],
+)
+def test_what_goes_wrong_outside(
+    error: BaseException, status: int, said: str, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(args) -> None:
+        raise error
+
+    monkeypatch.setattr(cli.train, "run", run)
+    assert said in _fails(capsys, "train", "deprl", status=status)
+
+
+def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(args) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli.train, "run", run)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["train", "deprl"])
+
+
+def test_a_reader_that_leaves() -> None:
+    code = (
+        "import sys; from manyheads import cli; cli.inspect.inspect_run.run = lambda args: print('nobody reads this'); "
+        "sys.exit(cli.main(['inspect', 'run', '.']))"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert (done.returncode, done.stderr) == (cli.BROKEN_PIPE, b"")

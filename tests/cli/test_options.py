@@ -1,0 +1,136 @@
+"""Options: every field of every dataclass becomes one, and what is given comes back as the Experiment it describes."""
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manyheads.algorithms import REGISTRY
+from manyheads.cli.options import Option, add_options, experiments, given, options_of
+from manyheads.cli.parser import Parser
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+
+
+def _parse(*words: str, several: bool = False) -> argparse.Namespace:
+    parser = Parser(prog="test")
+    add_options(parser, several=several)
+    return parser.parse(words)
+
+
+def _one(*words: str) -> Experiment:
+    (experiment,) = experiments(_parse(*words))
+    return experiment
+
+
+def _other(option: Option) -> tuple[list[str], Any]:
+    """Words that give an option a value that is not its default, and that value."""
+    if option.kind is bool:
+        return [option.flag], True
+    if option.choices:
+        word = next(word for word in option.choices if word != option.default)
+        return [option.flag, word], word
+    value = {int: 7, float: 0.25, str: "iid", Path: Path("some/where")}[option.kind]
+    return [option.flag, str(value)], value
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_option_of_every_algorithm_round_trips(name: str) -> None:
+    kind = REGISTRY[name]
+    assert options_of(kind).keys() == {spec.name for spec in fields(kind)}
+    for option in options_of(kind).values():
+        words, value = _other(option)
+        algorithm = _one(name, *words).algorithm
+        assert isinstance(algorithm, kind)
+        assert getattr(algorithm, option.name) == value
+    assert _one(name) == Experiment(algorithm=kind())
+
+
+@pytest.mark.parametrize("option", options_of(Experiment).values(), ids=lambda option: option.flag)
+def test_every_field_of_an_experiment_round_trips(option: Option) -> None:
+    words, value = _other(option)
+    assert _one("deprl", *words) == Experiment(**{option.name: value})
+
+
+def test_every_field_of_a_runtime_round_trips() -> None:
+    assert options_of(Runtime).keys() == {spec.name for spec in fields(Runtime)}
+    for option in options_of(Runtime).values():
+        words, value = _other(option)
+        assert Runtime(**given(_parse("deprl", *words), Runtime)) == Runtime(**{option.name: value})
+
+
+def test_what_no_word_can_stand_for_is_no_option() -> None:
+    left_out = {spec.name for spec in fields(Experiment)} - options_of(Experiment).keys()
+    assert left_out == {"algorithm", "loss", "metric", "transform"}
+
+
+def test_every_option_is_explained() -> None:
+    owners = [Experiment, Runtime, *REGISTRY.values()]
+    assert not [o.flag for owner in owners for o in options_of(owner).values() if not o.help.endswith(".")]
+
+
+def test_auto_leaves_a_value_open() -> None:
+    assert given(_parse("deprl", "--checkpoint-every", "auto"), Runtime) == {"checkpoint_every": None}
+    assert _one("deprl", "--lr", "auto", "--weights", "auto") == Experiment()
+
+
+def test_the_algorithm_may_stand_anywhere() -> None:
+    assert _one("--workers", "4", "d-psgd", "--rounds", "3").algorithm.name == "d-psgd"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["deprl", "--grph", "ring"], "unknown option --grph. Did you mean --graph?"),
+        (["deprl", "--round=3"], "unknown option --round. Did you mean --rounds?"),
+        (["deprl", "--xyzzy"], "unknown option --xyzzy. See test --help."),
+        (["deprl", "extra"], "unexpected word 'extra': see test --help."),
+        (["deprl", "--workers", "many"], "--workers: 'many' is not a whole number."),
+        (["deprl", "--workers", "4.5"], "--workers: '4.5' is not a whole number."),
+        (["deprl", "--lr", "fast"], "--lr: 'fast' is not a number."),
+        (["deprl", "--workers"], "--workers: expected one argument"),
+        (
+            ["deprl", "--norm", "grup"],
+            "--norm: unknown value 'grup'. Did you mean 'group'? Allowed: group, local, shared.",
+        ),
+        (["deprl", "--workers", "-3"], "--workers -3 is not positive: give a number above 0."),
+        (["deprl", "--lr", "nan"], "--lr nan is not positive: give a number above 0."),
+        (["deprl", "--evaluate", "own"], "--evaluate is an option of d-psgd, not of deprl: leave it out."),
+        (["local", "--head-epochs", "2"], "--head-epochs is an option of deprl, fedrep, not of local: leave it out."),
+        (["deprl", "--head-steps", "-1"], "--head-steps -1 is negative: give a number of at least 0."),
+        (["depr"], "unknown algorithm 'depr'. Did you mean 'deprl'? Allowed:"),
+        ([], "no algorithm given: name one of deprl,"),
+    ],
+)
+def test_mistakes_are_named(words: list[str], message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        experiments(_parse(*words))
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_from_a_file_with_changes(tmp_path: Path) -> None:
+    path = tmp_path / "experiment.json"
+    before = Experiment(algorithm=REGISTRY["deprl"](head_epochs=5), workers=4, relabel=True, rounds=3, lr=0.5)
+    path.write_text(before.to_json())
+    assert _one("--from", str(path)) == before
+    changed = _one("--from", str(path), "--body-epochs", "2", "--no-relabel", "--rounds", "9", "--lr", "auto")
+    assert changed.algorithm == REGISTRY["deprl"](head_epochs=5, body_epochs=2)
+    assert (changed.relabel, changed.rounds, changed.lr, changed.workers) == (False, 9, None, 4)
+    other = _one("local", "--from", str(path))
+    assert (other.algorithm, other.workers) == (REGISTRY["local"](), 4)
+
+
+def test_grid() -> None:
+    words = ["deprl", "d-psgd", "local", "--graph", "ring", "full", "--epochs", "1", "2", "--relabel", "yes", "no"]
+    found = experiments(_parse(*words, several=True))
+    # deprl has no --epochs: 2 graphs x 2 switches; the others twice as many.
+    assert [e.algorithm.name for e in found] == ["deprl"] * 4 + ["d-psgd"] * 8 + ["local"] * 8
+    assert len({(e.algorithm, e.graph, e.relabel) for e in found}) == len(found)
+    assert experiments(_parse("deprl", several=True)) == [Experiment()]
+    with pytest.raises(UserError, match="--head-epochs is an option of"):
+        experiments(_parse("d-psgd", "local", "--head-epochs", "1", several=True))
+    with pytest.raises(UserError, match="--relabel: unknown value 'maybe'"):
+        _parse("deprl", "--relabel", "maybe", several=True)

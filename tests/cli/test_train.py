@@ -1,0 +1,107 @@
+"""``train`` end to end: a new run, the same command again, more rounds, other options; what people and scripts see."""
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from manyheads.algorithms import REGISTRY
+from manyheads.cli import main
+from manyheads.store import Run
+
+SMALL = ["--model", "mlp:16", "--workers", "4", "--rounds", "2"]
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _train(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
+    """The lines that a training prints."""
+    assert main(["train", *words]) == 0
+    caught = capsys.readouterr()
+    assert caught.err == ""
+    return caught.out.splitlines()
+
+
+def test_train_again_and_further(capsys: pytest.CaptureFixture) -> None:
+    lines = _train(capsys, "deprl", *SMALL)
+    out = Path(lines[-1])
+    experiment = Run.open(out).experiment
+    assert out == Path("runs", f"digits-deprl-{experiment.run_id}")
+    assert lines[0].startswith("DePRL on digits: 4 workers, dirichlet:0.3, ring, ")
+    assert lines[0].endswith(", 2 rounds (batched engine, cpu)")
+    assert lines[1].startswith("round 1/2  accuracy ")
+    summary = Run.open(out).summary()
+    assert summary is not None
+    assert f"{100 * summary['accuracy_mean']:.1f} %" in lines[-3]
+    assert [row["round"] for row in Run.open(out).metrics()] == [1, 2]
+
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    again = _train(capsys, "deprl", *SMALL)
+    assert f"note: {out} already holds these 2 rounds: nothing to do." in again
+    assert again[-3:] == lines[-3:]
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    further = _train(capsys, "deprl", *SMALL, "--rounds", "3")
+    assert f"note: Continuing the run in {out} from round 2." in further
+    assert further[-1] == str(out)
+    direct = _train(capsys, "deprl", *SMALL, "--rounds", "3", "--out", "direct")
+    assert direct[-1] == "direct"
+    assert (out / "models.safetensors").read_bytes() == Path("direct", "models.safetensors").read_bytes()
+
+
+def test_the_record_of_a_run_is_a_command(capsys: pytest.CaptureFixture) -> None:
+    _train(capsys, "d-psgd", "--epochs", "1", *SMALL, "--out", "first", "--quiet")
+    _train(capsys, "--from", "first/experiment.json", "--out", "second", "--quiet")
+    assert Path("first/experiment.json").read_bytes() == Path("second/experiment.json").read_bytes()
+    assert Path("first/models.safetensors").read_bytes() == Path("second/models.safetensors").read_bytes()
+    _train(capsys, "--from", "first/experiment.json", "--seed", "2", "--out", "third", "--quiet")
+    changed = json.loads(Path("third/experiment.json").read_text())
+    assert (changed["seed"], changed["algorithm"]["epochs"]) == (2, 1)
+
+
+def test_another_experiment_is_not_overwritten(capsys: pytest.CaptureFixture) -> None:
+    _train(capsys, "local", *SMALL, "--out", "run", "--quiet")
+    kept = Path("run/summary.json").read_bytes()
+    assert main(["train", "local", *SMALL, "--seed", "2", "--out", "run"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "run holds another experiment (seed 1 there, 2 here)" in line
+    assert Path("run/summary.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_algorithm_trains_quietly(name: str, capsys: pytest.CaptureFixture) -> None:
+    first, last = _train(capsys, name, *SMALL, "--out", name, "--quiet")
+    assert first.startswith(f"{name}: accuracy ")
+    assert last == name
+
+
+def test_a_net_of_ones_own(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = "from torch import nn\n\ndef net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
+    Path("net_of_mine.py").write_text(net)
+    monkeypatch.setattr("sys.path", [place for place in sys.path if place])
+    _train(capsys, "local", *SMALL, "--model", "net_of_mine:net", "--out", "run", "--quiet")
+    assert Run.open("run").experiment.model == "net_of_mine:net"
+
+
+def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = import_module("manyheads.train")
+    real = train.run
+
+    def interrupted(session):
+        for step in real(session):
+            yield step
+            if step.round == 1:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", interrupted)
+    assert main(["train", "deprl", *SMALL, "--out", "run"]) == 130
+    caught = capsys.readouterr()
+    assert caught.err == "manyheads: stopped at round 1; the same command continues it.\n"
+    monkeypatch.setattr(train, "run", real)
+    assert _train(capsys, "deprl", *SMALL, "--out", "run")[-1] == "run"
+    assert [row["round"] for row in Run.open("run").metrics()] == [1, 2]

@@ -1,0 +1,121 @@
+"""The terminal: units, tables, and progress that is live for people and sparse for files."""
+
+import re
+import sys
+import time
+from dataclasses import MISSING, fields
+
+import pytest
+
+from manyheads import terminal
+from manyheads.record import Record
+from manyheads.train import Step
+
+
+def _record(round: int, **changes) -> Record:
+    values = {spec.name: 0.0 for spec in fields(Record) if spec.default is spec.default_factory is MISSING}
+    values |= {
+        "round": round, "algorithm": "deprl", "accuracy_mean": 0.912, "accuracy_std": 0.034, "accuracy_worst10": 0.8,
+        "accuracy_before_mixing": 0.9, "majority_floor": 0.4, "consensus_error": 0.0123,
+        "bytes_sent_per_worker": 1234567.0, "seconds": 83.0,
+    }  # fmt: skip
+    return Record(**{**values, **changes})
+
+
+def _steps(rounds: int, every: int = 1, first: int = 0):
+    for k in range(first + 1, rounds + 1):
+        yield Step(k, 0.5, _record(k) if k % every == 0 or k == rounds else None)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_951, "100 kB"), (999_499, "999 kB"),
+     (999_501, "1.0 MB"), (12_345_678, "12.3 MB"), (5e9, "5.0 GB"), (2.5e15, "2500.0 TB")],
+)  # fmt: skip
+def test_human_bytes(count: float, text: str) -> None:
+    assert terminal.human_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1:00 min"), (200, "3:20 min"),
+     (3599.6, "1:00 h"), (7500, "2:05 h")],
+)  # fmt: skip
+def test_human_seconds(seconds: float, text: str) -> None:
+    assert terminal.human_seconds(seconds) == text
+
+
+def test_facts_and_table_align() -> None:
+    assert terminal.facts([("a", "1"), ("long", "2")]) == "a     1\nlong  2"
+    lines = terminal.table([("x", "")], [("row", "1"), ("r", "1000")]).splitlines()
+    assert lines == ["x", "───  ────", "row     1", "r    1000"]
+
+
+def test_summary_table() -> None:
+    table = terminal.summary_table([_record(50).metrics(), _record(50, consensus_error=None).metrics()])
+    first, second = table.splitlines()[-2:]
+    cells = ["deprl", "91.2 % ± 3.4", "80.0 %", "90.0 %", "40.0 %", "0.0123", "1.2 MB", "1:23 min"]
+    assert re.split(r"\s{2,}", first) == cells
+    assert "–" in second
+    assert max(map(len, table.splitlines())) <= 80
+
+
+def test_a_regression_has_no_percentages() -> None:
+    values = _record(3, majority_floor=None, accuracy_mean=-0.1234567).metrics()
+    assert "%" not in terminal.summary_table([values])
+    assert "-0.1235" in terminal.summary_line({**values, "rounds": 3})
+
+
+def test_quiet_shows_nothing_and_passes_everything_on(capsys: pytest.CaptureFixture) -> None:
+    assert [s.round for s in terminal.follow(_steps(5), 5, ["a note"], quiet=True)] == [1, 2, 3, 4, 5]
+    assert capsys.readouterr().out == ""
+
+
+def test_lines_are_sparse(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(i * 0.7 for i in range(10_000))
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    notes = ["known before"]
+
+    def steps():
+        notes.append("came with the first round")
+        yield from _steps(30, every=3, first=4)
+        notes.append("came at the end")
+
+    assert len(list(terminal.follow(steps(), 30, notes))) == 26
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("note:")] == [f"note: {note}" for note in notes]
+    rounds = [int(line.split("/")[0].split()[-1]) for line in lines if line.startswith("round")]
+    # A round takes two readings of the clock, 1.4 s. Round 6 is evaluated, but it comes too soon after the first line.
+    assert rounds == [5, *range(9, 31, 3)]
+    assert re.fullmatch(r"round 30/30  accuracy 91.2 %  loss 0.500  .* s/round  0.0 s left", lines[-2])
+
+
+def test_no_more_lines_than_evaluations(capsys: pytest.CaptureFixture) -> None:
+    list(terminal.follow(_steps(500), 500, []))
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_bar(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert len(list(terminal.follow(_steps(4), 4, ["[odd] note"]))) == 4
+    out = capsys.readouterr().out
+    assert "4/4" in out
+    assert "note: [odd] note" in out
+    assert "accuracy 91.2 %" in out
+
+
+def test_waiting_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal.waiting("loading digits"):
+        pass
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.01)
+    with terminal.waiting("loading cifar10") as downloading:
+        time.sleep(0.1)
+        downloading("cifar.tar.gz", 5_000_000, 10_000_000)
+    assert capsys.readouterr().out == "loading cifar10 ...\ndownloading cifar.tar.gz: 5.0 MB of 10.0 MB\n"
+    with terminal.waiting("loading cifar10", quiet=True) as downloading:
+        time.sleep(0.03)
+        downloading("cifar.tar.gz", 1, None)
+    assert capsys.readouterr().out == ""
