@@ -2,30 +2,43 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors
 import safetensors.torch
 import torch
 
+import manyheads.algorithms
+import manyheads.models
 from manyheads.cli import main
-from manyheads.models import build
 from manyheads.store import Run
 
 
-def test_the_file_explains_itself(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
-    out = tmp_path / "model.safetensors"
-    assert main(["export", str(finished), "--worker", "2", "--out", str(out)]) == 0
-    assert capsys.readouterr().out == f"{out}\n"
+def _use(run: Path, worker: int, out: Path) -> dict[str, Any]:
+    """Export a net, do what the file says, and compare the net with the run's; gives what the file says."""
+    assert main(["export", str(run), "--worker", str(worker), "--out", str(out)]) == 0
     with safetensors.safe_open(out, "pt") as file:
         about = json.loads(file.metadata()["manyheads"])
+    names = {**about, "path": out, "manyheads": manyheads, "safetensors": safetensors}
+    exec(about["load"], names)
+    wanted = Run.open(run).model(worker)
+    x = torch.rand(5, *about["input_shape"], dtype=next(wanted.parameters()).dtype)
+    assert torch.equal(names["model"](x), wanted(x))
+    return about
+
+
+def test_the_file_explains_itself(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
+    about = _use(finished, 2, tmp_path / "model.safetensors")
+    assert capsys.readouterr().out == f"{tmp_path / 'model.safetensors'}\n"
     assert (about["worker"], about["algorithm"], about["data"]) == (2, "deprl", "digits")
-    model = build(
-        about["net"], tuple(about["input_shape"]), about["num_outputs"], head=about["head"], norm=about["norm"]
-    )
-    model.load_state_dict(safetensors.torch.load_file(out))
-    x = torch.rand(5, *about["input_shape"])
-    assert torch.equal(model.eval()(x), Run.open(finished).model(2)(x))
+
+
+def test_two_heads_in_double_precision(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    words = ["--workers", "3", "--rounds", "1", "--model", "mlp:8", "--precision", "float64", "--quiet"]
+    assert main(["train", "fedrod", *words, "--out", str(run)]) == 0
+    assert len(_use(run, 0, tmp_path / "model.safetensors")["heads"]) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ from pathlib import Path
 
 from manyheads.cli.parser import Commands, Parser
 
-_LOAD = (
-    "model = manyheads.models.build(net, input_shape, num_outputs, head=head, norm=norm); "
-    "model.load_state_dict(safetensors.torch.load_file(path)); model.eval()"
-)
+_LOAD = """\
+model = manyheads.models.build(net, tuple(input_shape), num_outputs, head=head, norm=norm)
+model = manyheads.algorithms.get_algorithm(algorithm)().prepare(model)
+model.load_state_dict(safetensors.torch.load_file(path), assign=True)
+model.eval()
+"""
 
 
 _ABOUT = """\

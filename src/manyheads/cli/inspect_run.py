@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> None:
     if run.damaged_lines:
         lines.append(("note", f"{run.damaged_lines} damaged lines of metrics.jsonl were left out"))
     if summary is not None:
-        lines += [("note", note) for note in summary["notes"]]
-        lines.append(("computed with", ", ".join(f"{name} {value}" for name, value in summary["runtime"].items())))
+        lines += [("note", note) for note in summary.get("notes", ())]
+        where = summary.get("runtime", {})
+        lines.append(("computed with", ", ".join(f"{name} {value}" for name, value in where.items())))
     print(facts(lines))
     if records:
         print(f"\n{summary_table(records[-1:])}")
