@@ -18,7 +18,7 @@ hypothesis.settings.register_profile("manyheads", deadline=None)
 hypothesis.settings.load_profile("manyheads")
 
 
-def blobs(*, workers: int = 4, seed: int = 0, sizes: tuple[int, ...] = (13, 9, 17, 8), classes: int = 3) -> Dataset:
+def blobs(*, workers: int = 4, seed: int = 0, sizes: tuple[int, ...] = (9, 5, 8, 7), classes: int = 3) -> Dataset:
     """Noisy points around one centre per class, [samples, 6]; worker i is user i with its own number of samples."""
     rng = np.random.default_rng(seed)
     centres = rng.normal(size=(classes, 6)) * 2
@@ -41,7 +41,7 @@ def tiny(algorithm: Algorithm, **changes: object) -> Experiment:
         "model": "mlp:5",
         "split": "natural",
         "workers": 4,
-        "rounds": 3,
+        "rounds": 2,
         "validation": 0.0,
         "batch_size": 4,
         "lr": 0.1,

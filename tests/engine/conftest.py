@@ -16,6 +16,7 @@ from manyheads.engine.phase import SGD, Epochs, Phase, accuracy, cross_entropy, 
 from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
 from manyheads.models import build
+from manyheads.models.nets import dnn
 from manyheads.models.norm import has_batchnorm
 from manyheads.randomness import torch_seed
 
@@ -39,6 +40,11 @@ def normed(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
         nn.ReLU(),
         nn.Linear(6, num_outputs),
     )
+
+
+def narrow_dnn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """The paper's dnn, dropout and all, with few weights."""
+    return dnn(input_shape, num_outputs, hidden=(16, 12, 8, 6))
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,9 @@ class Problem:
             return {name: torch.randint(0, 2, leaf.shape, dtype=torch.uint8) for name, leaf in self.params.items()}
 
 
+SMALL_NETS = {"batchnorm": normed, "narrow-dnn": narrow_dnn}
+
+
 def make_problem(
     net: str | Callable[..., nn.Module],
     *,
@@ -83,9 +92,12 @@ def make_problem(
     head: str | None = None,
     generic: bool = False,
 ) -> Problem:
-    """A problem whose numbers are the same in every precision; ``generic`` adds FedRoD's second head."""
+    """A problem whose numbers are the same in every precision; ``generic`` adds FedRoD's second head.
+
+    ``net`` is one of the library's nets, ``batchnorm``, ``narrow-dnn``, or a factory.
+    """
     with torch_seed(1):
-        model = build(net, input_shape, CLASSES, head=head).to(dtype)
+        model = build(SMALL_NETS.get(net, net), input_shape, CLASSES, head=head).to(dtype)
         if generic:
             model = model.with_head("generic", detach=frozenset({"head"}))
         total = sum(sizes)

@@ -103,16 +103,16 @@ def test_the_clip_is_at_work(problem, phase):
         assert not torch.allclose(free.params[name], clipped.params[name], rtol=1e-3), name
 
 
-def test_head_phases_leave_statistics_alone(problem, phase, batchnorm_net):
-    p = problem(batchnorm_net)
+def test_head_phases_leave_statistics_alone(problem, phase):
+    p = problem("batchnorm")
     for frozen in ("train", "eval"):
         fit = p.engine("loop").fit(p.params, p.buffers, phase(update=HEAD, frozen=frozen), ROUND)
         for name, leaf in {**p.params, **p.buffers}.items():
             assert torch.equal({**fit.params, **fit.buffers}[name], leaf) == (group(name) != "head"), name
 
 
-def test_statistics_move_with_the_representation(problem, phase, batchnorm_net):
-    p = problem(batchnorm_net)
+def test_statistics_move_with_the_representation(problem, phase):
+    p = problem("batchnorm")
     fit = p.engine("loop").fit(p.params, p.buffers, phase(update=BODY, amount=Epochs(1)), ROUND)
     counters = [leaf for name, leaf in fit.buffers.items() if name.endswith("num_batches_tracked")]
     # Batches of one are left out: 9 = 4 + 4 (+ 1), 5 = 4 (+ 1).

@@ -1,0 +1,281 @@
+"""What every engine promises besides its numbers: arguments left alone, bits that are a worker's own, true scores."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.algorithms.fedrod import two_losses
+from manyheads.data.shards import Shards
+from manyheads.engine.batches import plan
+from manyheads.engine.phase import SGD, Epochs, Fit, Steps
+
+HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
+EVERYTHING = SGD(0.05, momentum=0.9, weight_decay=0.01, clip=0.3)
+KERNELS = {"mlp": ("loop", "chain", "vmap"), "dnn": ("loop", "chain"), "batchnorm": ("loop", "vmap")}
+RUNS = [(net, kind) for net, kinds in KERNELS.items() for kind in kinds]
+
+
+@pytest.fixture(scope="session")
+def make(problem):
+    def make(net: str, **options):
+        return problem({"mlp": "mlp:12,8", "dnn": "narrow-dnn"}.get(net, net), **options)
+
+    return make
+
+
+def assert_same_bits(a: Fit, b: Fit) -> None:
+    for first, second in ((a.params, b.params), (a.buffers, b.buffers), ({"loss": a.loss}, {"loss": b.loss})):
+        assert first.keys() == second.keys()
+        for name in first:
+            assert torch.equal(first[name], second[name]), name
+
+
+@pytest.mark.parametrize("update", [HEAD | BODY, HEAD, BODY], ids=["joint", "head", "body"])
+@pytest.mark.parametrize("chunk", [1, 3])
+@pytest.mark.parametrize(("net", "kind"), RUNS)
+def test_no_argument_is_changed(make, phase, net, kind, chunk, update):
+    p = make(net, sizes=(7, 3, 5))
+    asked = phase(update=update, optimizer=EVERYTHING, proximal=(p.anchor(), 0.5), mask=p.mask())
+    leaves = [
+        *p.params.values(),
+        *p.buffers.values(),
+        *asked.proximal[0].values(),
+        *asked.mask.values(),
+        p.work.train.x,
+    ]
+    before = [leaf.clone() for leaf in leaves]
+    engine = p.engine(kind, chunk=chunk)
+    first = engine.fit(p.params, p.buffers, asked, 0)
+    engine.evaluate(first.params, first.buffers, p.work.train)
+    engine.gradient(first.params, first.buffers, asked, 0)
+    for leaf, old in zip(leaves, before, strict=True):
+        assert torch.equal(leaf, old)
+    assert_same_bits(engine.fit(p.params, p.buffers, asked, 0), first)
+    moved = [name for name, leaf in p.params.items() if not torch.equal(first.params[name], leaf)]
+    assert {name.split(".")[0] for name in moved} == update
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("net", "kind"), RUNS)
+def test_threads_do_not_change_a_bit(make, phase, net, kind, dtype):
+    p = make(net, dtype=dtype)
+    for update in (HEAD | BODY, HEAD):
+        asked = phase(update=update, optimizer=EVERYTHING)
+        one, two = (p.engine(kind, threads=threads, chunk=2).fit(p.params, p.buffers, asked, 1) for threads in (1, 2))
+        assert_same_bits(two, one)
+    scores = [p.engine(kind, threads=threads).evaluate(p.params, p.buffers, p.work.train) for threads in (1, 2)]
+    assert torch.equal(scores[0].loss, scores[1].loss) and torch.equal(scores[0].metric, scores[1].metric)
+    gradients = [p.engine(kind, threads=threads).gradient(p.params, p.buffers, phase(), 0) for threads in (1, 2)]
+    for name in gradients[0]:
+        assert torch.equal(gradients[0][name], gradients[1][name]), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("net", "kind"), RUNS)
+def test_the_workers_beside_do_not_change_a_bit(make, phase, net, kind, dtype):
+    """A worker's numbers are its own: alone, in other chunks, in another order."""
+    p = make(net, dtype=dtype)
+    for update in (HEAD | BODY, HEAD):
+        asked = phase(update=update, optimizer=EVERYTHING)
+        everyone = p.engine(kind, chunk=5).fit(p.params, p.buffers, asked, 1)
+        for workers, chunk in (([3, 1], 2), ([2], 1), ([4, 0, 3], 2), ([4, 2, 1, 3, 0], 1)):
+            part = p.take(workers)
+            fit = part.engine(kind, chunk=chunk).fit(part.params, part.buffers, asked, 1)
+            expected = Fit(
+                {name: leaf[workers] for name, leaf in everyone.params.items()},
+                {name: leaf[workers] for name, leaf in everyone.buffers.items()},
+                everyone.loss[workers],
+            )
+            if kind == "vmap":
+                # Other kernels of torch serve other numbers of stacked workers: to rounding.
+                close = {"rtol": 1e-3, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-10}
+                torch.testing.assert_close((fit.params, fit.buffers), (expected.params, expected.buffers), **close)
+            else:
+                assert_same_bits(fit, expected)
+
+
+@pytest.mark.parametrize("kind", ["loop", "chain", "vmap"])
+def test_rounds_streams_and_workers_draw_their_own_batches(make, phase, kind):
+    p = make("mlp", sizes=(9, 9))
+    same = {name: leaf[:1].repeat(2, *[1] * (leaf.ndim - 1)) for name, leaf in p.params.items()}
+    index, y = (leaf[:9].repeat(2) for leaf in (p.work.train.index, p.work.train.y))
+    p = replace(p, work=replace(p.work, train=replace(p.work.train, index=index, y=y)), params=same)
+    engine = p.engine(kind)
+    fits = [
+        engine.fit(p.params, p.buffers, phase(stream=stream), round) for stream in ("body", "head") for round in (0, 1)
+    ]
+    results = [fit.params["head.fc3.weight"][worker] for fit in fits for worker in (0, 1)]
+    for k, first in enumerate(results):
+        for second in results[k + 1 :]:
+            assert not torch.equal(first, second)
+
+
+def test_dropout_is_drawn_anew_for_every_worker_round_stream_and_step(make, phase):
+    """Seen through the loss of a net that cannot move: full batches in one order, so that only the masks differ."""
+    p = make("dnn", sizes=(2, 2), batch_size=2)
+    index, y = (leaf[:2].repeat(2) for leaf in (p.work.train.index, p.work.train.y))
+    same = {name: leaf[:1].repeat(2, *[1] * (leaf.ndim - 1)) for name, leaf in p.params.items()}
+    p = replace(p, work=replace(p.work, train=replace(p.work.train, index=index, y=y)), params=same)
+
+    def losses(stream: str, round: int, steps: int) -> list[float]:
+        still = phase(stream=stream, amount=Steps(steps), optimizer=SGD(0.0))
+        return p.engine("chain").fit(p.params, p.buffers, still, round).loss.tolist()
+
+    first = [*losses("body", 0, 1), *losses("body", 1, 1), *losses("head", 0, 1)]
+    second = [2 * two - one for one, two in zip(losses("body", 0, 1), losses("body", 0, 2), strict=True)]
+    assert len({round(loss, 12) for loss in first + second}) == len(first) + len(second)
+    assert losses("body", 0, 2) == losses("body", 0, 2)
+
+
+def test_a_loss_that_is_no_number_is_reported_as_infinite(make, phase):
+    p = make("mlp")
+    p.params["head.fc3.bias"][2] = float("nan")
+    for kind in KERNELS["mlp"]:
+        loss = p.engine(kind).fit(p.params, p.buffers, phase(), 0).loss
+        assert loss.isinf().tolist() == [False, False, True, False, False] and not loss.isnan().any()
+
+
+@pytest.mark.parametrize("kind", ["loop", "chain", "vmap"])
+def test_a_worker_without_samples_stays_as_it_is(make, phase, kind):
+    p = make("mlp", sizes=(4, 0, 6))
+    fit = p.engine(kind).fit(p.params, p.buffers, phase(optimizer=EVERYTHING), 0)
+    assert fit.loss.isnan().tolist() == [False, True, False]
+    for name, leaf in p.params.items():
+        assert torch.equal(fit.params[name][1], leaf[1])
+
+
+def module_of(p, row: int) -> nn.Module:
+    """One worker's net in eval mode, on tensors of its own."""
+    import copy
+
+    net = copy.deepcopy(p.work.model).eval()
+    state = {name: leaf[row].clone() for name, leaf in {**p.params, **p.buffers}.items()}
+    net.load_state_dict(state)
+    return net.requires_grad_(True)
+
+
+@pytest.mark.parametrize("net", ["mlp", "dnn", "batchnorm"])
+def test_evaluate_is_a_hand_count(make, net):
+    p = make(net, sizes=(7, 0, 9))
+    shards = p.work.train
+    result = p.engine("loop").evaluate(p.params, p.buffers, shards)
+    assert result.count.tolist() == [7, 0, 9]
+    for row in (0, 2):
+        model = module_of(p, row)
+        here = shards.rows(row)
+        hits, loss = 0, 0.0
+        for entry in range(here.start, here.stop):
+            scores = model(shards.x[shards.index[entry]].unsqueeze(0))[0].detach()
+            hits += int(scores.argmax()) == int(shards.y[entry])
+            loss -= float(scores.log_softmax(0)[shards.y[entry]])
+        assert float(result.metric[row]) == pytest.approx(hits / shards.sizes[row], rel=1e-12)
+        assert float(result.loss[row]) == pytest.approx(loss / shards.sizes[row], rel=1e-10)
+    assert result.metric[1].isnan() and result.loss[1].isnan()
+
+
+def test_evaluate_weighs_samples(make):
+    p = make("mlp", sizes=(3, 5))
+    weight = torch.tensor([0.0, 1.0, 0.5, 2.0, 0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
+    weighted = p.engine("loop").evaluate(p.params, p.buffers, replace(p.work.train, weight=weight))
+    single = [(index, y) for index, y in zip(p.work.train.index, p.work.train.y, strict=True)]
+    owner = [0, 0, 0, 1, 1, 1, 1, 1]
+    hits, losses = torch.zeros(8, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
+    for entry, (index, y) in enumerate(single):
+        scores = module_of(p, owner[entry])(p.work.train.x[index].unsqueeze(0)).detach()
+        hits[entry], losses[entry] = float(scores.argmax() == y), F.cross_entropy(scores, y.unsqueeze(0))
+    for row, entries in ((0, slice(0, 3)), (1, slice(3, 8))):
+        share = weight[entries] / weight[entries].sum()
+        assert float(weighted.metric[row]) == pytest.approx(float((share * hits[entries]).sum()), rel=1e-10)
+        assert float(weighted.loss[row]) == pytest.approx(float((share * losses[entries]).sum()), rel=1e-10)
+
+
+def test_evaluate_goes_through_shards_larger_than_one_pass(make):
+    p = make("mlp", sizes=(2, 2))
+    entries = torch.arange(3000) % 4
+    long = Shards(p.work.train.x, entries, p.work.train.y[entries], (0, 1500, 3000))
+    result = p.engine("loop").evaluate(p.params, p.buffers, long)
+    for row in range(2):
+        here = entries[long.rows(row)]
+        scores = module_of(p, row)(p.work.train.x[here]).detach()
+        assert float(result.metric[row]) == pytest.approx(
+            float((scores.argmax(1) == p.work.train.y[here]).double().mean())
+        )
+        assert float(result.loss[row]) == pytest.approx(float(F.cross_entropy(scores, p.work.train.y[here])))
+
+
+@pytest.mark.parametrize("update", [HEAD | BODY, HEAD, BODY], ids=["joint", "head", "body"])
+@pytest.mark.parametrize("net", ["mlp", "dnn", "batchnorm"])
+def test_gradient_is_autograds_over_the_whole_shard(make, phase, net, update):
+    p = make(net, sizes=(7, 3))
+    gradient = p.engine("loop").gradient(p.params, p.buffers, phase(update=update), 0)
+    assert list(gradient) == [name for name in p.params if name.split(".")[0] in update]
+    shards = p.work.train
+    for row in range(2):
+        model, here = module_of(p, row), shards.rows(row)
+        loss = F.cross_entropy(model(shards.x[shards.index[here]]), shards.y[here])
+        for name, leaf in gradient.items():
+            (expected,) = torch.autograd.grad(loss, model.get_parameter(name), retain_graph=True)
+            torch.testing.assert_close(leaf[row], expected, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_of_the_streams_first_batches(make, phase):
+    p = make("mlp", sizes=(7, 9))
+    asked = phase(stream="regrow", amount=Epochs(1))
+    shards = p.work.train
+    for steps in (1, 2):
+        gradient = p.engine("loop").gradient(p.params, p.buffers, asked, 4, batches=Steps(steps))
+        for row in range(2):
+            drawn = plan(
+                shards.sizes[row], replace(asked, amount=Steps(steps)), p.work.source, worker=p.work.ids[row], round=4
+            )
+            entries = torch.tensor([int(k) for batch in drawn for k in batch]) + shards.rows(row).start
+            model = module_of(p, row)
+            F.cross_entropy(model(shards.x[shards.index[entries]]), shards.y[entries]).backward()
+            for name, leaf in gradient.items():
+                torch.testing.assert_close(leaf[row], model.get_parameter(name).grad, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_reads_constants(make, phase):
+    p = make("mlp", sizes=(7, 3), generic=True)
+    log_counts = torch.tensor([[0.0, 1.0, 2.0, -1.0], [0.5, 0.0, -2.0, 1.0]], dtype=torch.float64)
+    asked = phase(objective=two_losses, update=BODY | {"generic"}, constants={"log_counts": log_counts})
+    gradient = p.engine("loop").gradient(p.params, p.buffers, asked, 0)
+    shards = p.work.train
+    for row in range(2):
+        model, here = module_of(p, row), shards.rows(row)
+        features = model.get_submodule("representation")(shards.x[shards.index[here]])
+        scores: Tensor = model.get_submodule("generic")(features)
+        F.cross_entropy(scores + log_counts[row], shards.y[here]).backward()
+        for name, leaf in gradient.items():
+            torch.testing.assert_close(leaf[row], model.get_parameter(name).grad, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_of_workers_without_a_batch_is_zero(make, phase):
+    """One sample in a net with BatchNorm, or none at all: there is no mini-batch to take it on."""
+    p = make("batchnorm", sizes=(1, 6, 0))
+    gradient = p.engine("loop").gradient(p.params, p.buffers, phase(), 0, batches=Steps(1))
+    for name, leaf in gradient.items():
+        assert not leaf[0].any() and not leaf[2].any(), name
+    assert any(leaf[1].any() for leaf in gradient.values())
+
+
+def test_modules_with_their_own_randomness_run_alone_and_reproducibly(problem, phase):
+    """They draw from torch's generator, seeded per worker, round and stream, which is put back."""
+
+    def noisy(input_shape, num_outputs):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.RReLU(), nn.Linear(8, num_outputs))
+
+    p = problem(noisy, sizes=(7, 5))
+    torch.manual_seed(123)
+    before = torch.get_rng_state()
+    first = p.engine("loop", threads=2).fit(p.params, p.buffers, phase(), 0)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    assert_same_bits(p.engine("loop").fit(p.params, p.buffers, phase(), 0), first)
+    alone = p.take([1])
+    fit = alone.engine("loop").fit(alone.params, alone.buffers, phase(), 0)
+    assert torch.equal(fit.loss, first.loss[1:])
+    assert not torch.equal(p.engine("loop").fit(p.params, p.buffers, phase(), 1).loss, first.loss)
