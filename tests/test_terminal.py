@@ -9,7 +9,7 @@ import pytest
 
 from manyheads import terminal
 from manyheads.record import Record
-from manyheads.train import Step
+from manyheads.rounds import Step
 
 
 def _record(round: int, **changes) -> Record:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from manyheads.experiment import Experiment, Runtime
     from manyheads.record import Record
     from manyheads.store import Run
-    from manyheads.train import train
+    from manyheads.rounds import train
 
 _PLACES = {
     "DPSGD": "algorithms",
@@ -31,7 +31,7 @@ _PLACES = {
     "Runtime": "experiment",
     "Record": "record",
     "Run": "store",
-    "train": "train",
+    "train": "rounds",
 }
 
 __all__ = [

@@ -8,7 +8,7 @@ from functools import partial
 from threading import Timer
 from typing import Any
 
-from manyheads.train import Step
+from manyheads.rounds import Step
 
 _PATIENCE_SECONDS = 2.0
 """How long a person waits without asking what is going on, and the shortest time between two lines."""

@@ -14,8 +14,8 @@ from manyheads.checkpoint import Checkpoints
 from manyheads.data import federate
 from manyheads.experiment import Experiment
 from manyheads.network.in_process import InProcess
-from manyheads.topology import MatrixMixing
 from manyheads.rounds import train
+from manyheads.topology import MatrixMixing
 from manyheads.tree import clone, group
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, FedRep, FedRoD, Local
 from manyheads.data import Dataset
 from manyheads.network.in_process import InProcess
-from manyheads.topology import MatrixMixing
 from manyheads.rounds import train
+from manyheads.topology import MatrixMixing
 from manyheads.tree import select
 
 ROUNDS = 3

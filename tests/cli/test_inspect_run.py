@@ -9,7 +9,7 @@ from manyheads import Experiment, Runtime
 from manyheads.algorithms import FedAvg
 from manyheads.cli import main
 from manyheads.session import open_session
-from manyheads.train import run as rounds_of
+from manyheads.rounds import run as rounds_of
 
 
 def _inspect(capsys: pytest.CaptureFixture, path: Path) -> list[str]:

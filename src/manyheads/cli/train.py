@@ -46,25 +46,32 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import experiments, given
     from manyheads.experiment import Runtime
     from manyheads.session import open_session
-    from manyheads.store import Run
-    from manyheads.train import run as rounds_of
 
     (experiment,) = experiments(args)
     with terminal.waiting(f"loading {experiment.data}", quiet=args.quiet):
         session = open_session(experiment, Runtime(**given(args, Runtime)))
+    train(session, quiet=args.quiet)
+
+
+def train(session: "Session", *, quiet: bool) -> None:
+    """Run a session's rounds and show them, its outcome and its directory."""
+    from manyheads import terminal
+    from manyheads.store import Run
+    from manyheads.rounds import run as rounds_of
+
     out = session.runtime.out or _default_out(session)
     session = replace(session, runtime=replace(session.runtime, out=out))
-    if not args.quiet:
+    if not quiet:
         print(_headline(session), flush=True)
     stopped = "stopped"
     try:
-        for step in terminal.follow(rounds_of(session), session.ctx.rounds, session.notes, quiet=args.quiet):
+        for step in terminal.follow(rounds_of(session), session.ctx.rounds, session.notes, quiet=quiet):
             stopped = f"stopped at round {step.round}"
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{stopped}; the same command continues it.") from None
     summary = Run.open(out).summary()
     assert summary is not None, "a run that ends has a summary"
-    print(terminal.summary_line(summary) if args.quiet else f"\n{terminal.summary_table([summary])}\n")
+    print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table([summary])}\n")
     print(out)
 
 

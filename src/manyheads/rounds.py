@@ -3,7 +3,8 @@
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -14,8 +15,12 @@ from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.data.shards import Shards
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.files import write_tensors
 from manyheads.metrics.accuracy import summarise
-from manyheads.metrics.consensus import consensus_error
+from manyheads.metrics.clock import Clock, Speed
+from manyheads.metrics.consensus import consensus_error, consensus_errors
+from manyheads.metrics.similarity import mean_off_diagonal, similarities
+from manyheads.metrics.theory import theory_terms
 from manyheads.record import Record
 from manyheads.session import Session, open_session
 from manyheads.store import RunDirectory
@@ -49,50 +54,71 @@ def run(session: Session) -> Iterator[Step]:
     """Run a session's rounds; with a run directory, from where it stops, keeping everything in it."""
     experiment, runtime, ctx = session.experiment, session.runtime, session.ctx
     if runtime.out is None:
-        yield from _rounds(session, 0, experiment.algorithm.init(ctx), 0.0, None)
+        yield from _rounds(session, 0, experiment.algorithm.init(ctx), 0.0, 0.0, None)
         return
-    directory = RunDirectory.open(runtime.out, experiment, resume=runtime.resume)
-    with directory.lock():
-        if directory.finished(ctx.rounds):
+    processes, rank = session.processes, session.processes.rank
+    directory = RunDirectory(runtime.out)
+    with ExitStack() as stack:
+        if rank == 0:
+            directory = RunDirectory.open(runtime.out, experiment, resume=runtime.resume, patience=processes.patience)
+            stack.enter_context(directory.lock(processes.patience))
+        if processes.decide(directory.finished(ctx.rounds)):
             session.notes.append(f"{directory.path} already holds these {ctx.rounds} rounds: nothing to do.")
             return
         saver = _Saver(session, directory)
-        snapshot, notes = saver.checkpoints.load()
+        with processes.one_before_others():
+            snapshot, notes = saver.checkpoints.load()
         session.notes.extend(notes)
-        round, state, seconds = 0, None, 0.0
+        round, state, seconds, simulated = 0, None, 0.0, 0.0
         if snapshot is not None:
-            round, state, seconds = snapshot.round, _restore(session, snapshot), snapshot.seconds
-        if directory.cut_back(round) or round:
-            session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
-        session.federation.save(directory.path / "partition.safetensors")
+            round, state = snapshot.round, _restore(session, snapshot)
+            seconds, simulated = snapshot.seconds, snapshot.simulated_seconds
+        if len(found := set(processes.texts("round", str(round)))) > 1:
+            raise UserError(
+                f"{directory.path} shows the processes checkpoints of rounds {', '.join(sorted(found))}: start again."
+            )
+        if rank == 0:
+            if directory.cut_back(round) or round:
+                session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
+            session.everyone.save(directory.path / "partition.safetensors")
         if state is not None and round == ctx.rounds:
             # Killed between its last checkpoint and its summary.
             saver.finish(state, directory.record(round))
-        yield from _rounds(session, round, state or experiment.algorithm.init(ctx), seconds, saver)
+        yield from _rounds(session, round, state or experiment.algorithm.init(ctx), seconds, simulated, saver)
 
 
-def _rounds(session: Session, first: int, state: State, seconds: float, saver: "_Saver | None") -> Iterator[Step]:
+def _rounds(
+    session: Session, first: int, state: State, seconds: float, simulated: float, saver: "_Saver | None"
+) -> Iterator[Step]:
     runtime, ctx, algorithm = session.runtime, session.ctx, session.experiment.algorithm
     began = time.perf_counter() - seconds
+    clock = Clock(_speed(session.experiment), ctx.network, simulated)
     for round in range(first, ctx.rounds):
         last = round + 1 == ctx.rounds
+        theory = runtime.theory_every > 0 and ((round + 1) % runtime.theory_every == 0 or last)
         if algorithm.order == "train-mix":
+            # Kept only where it is looked at: it is a second copy of all that moves.
+            start = state if theory else None
             state, log = algorithm.local(state, round, ctx)
             before = trained = state
             state = mixed = algorithm.mix(state, round, ctx)
         else:
             before = state
-            state = mixed = algorithm.mix(state, round, ctx)
+            state = mixed = start = algorithm.mix(state, round, ctx)
             state, log = algorithm.local(state, round, ctx)
             trained = state
         loss = _checked_loss(log, round, session)
+        clock.tick(log)
         record = None
-        if (round + 1) % runtime.eval_every == 0 or last:
-            measured = _measure(session, before, trained, mixed, state)
-            record = _record(session, round + 1, loss, time.perf_counter() - began, *measured)
-        del before, trained, mixed
+        if theory or (round + 1) % runtime.eval_every == 0 or last:
+            values, per_worker = _measure(session, before, trained, mixed, state)
+            if theory and start is not None:
+                values |= theory_terms(start, trained, log, round, ctx)
+            seconds = time.perf_counter() - began
+            record = _record(session, round + 1, loss, seconds, clock.seconds, values, per_worker)
+        del before, trained, mixed, start
         if saver is not None:
-            saver.keep(round + 1, state, time.perf_counter() - began, record)
+            saver.keep(round + 1, state, time.perf_counter() - began, clock.seconds, record)
         yield Step(round + 1, loss, record)
 
 
@@ -106,20 +132,25 @@ class _Saver:
             run_id=session.experiment.run_id,
             num_workers=session.experiment.workers,
             workers=session.ctx.network.workers,
+            rank=session.processes.rank,
+            num_ranks=session.processes.count,
+            generation=session.processes.generation,
         )
         self.spent = 0.0
         self.next_cost: float | None = None
 
-    def keep(self, round: int, state: State, seconds: float, record: Record | None) -> None:
+    def keep(self, round: int, state: State, seconds: float, simulated: float, record: Record | None) -> None:
         session, last = self.session, round == self.session.ctx.rounds
-        if record is not None:
+        processes, traffic = session.processes, session.ctx.network.traffic
+        if record is not None and processes.rank == 0:
             self.directory.append(record)
-        if last or self._due(round, state, seconds):
+        if processes.decide(last or self._due(round, state, seconds)):
             began = time.perf_counter()
-            traffic = session.ctx.network.traffic
-            self.checkpoints.save(
-                Snapshot(round, state.params, state.buffers, traffic.sent, traffic.received, traffic.on_wire, seconds)
-            )
+            totals = (traffic.sent, traffic.received, traffic.on_wire, seconds, simulated)
+            self.checkpoints.write_rows(Snapshot(round, state.params, state.buffers, *totals))
+            processes.wait()
+            if processes.rank == 0:
+                self.checkpoints.complete(round, seconds)
             self.next_cost = time.perf_counter() - began
             self.spent += self.next_cost
         if last:
@@ -129,10 +160,30 @@ class _Saver:
         """Write what is written once, the summary last."""
         if record is None:
             raise UserError("the last of these rounds was never evaluated: ask for more --rounds.")
-        session = self.session
+        session, processes = self.session, self.session.processes
         models = session.experiment.algorithm.models(state, session.ctx)
-        self.directory.save_models(models.params, models.buffers, session.describe_model())
-        self.directory.finish(record, {"notes": session.notes, "runtime": session.describe_runtime()})
+        if processes.count == 1:
+            self.directory.save_models(models.params, models.buffers, session.describe_model())
+        else:
+            # Over the disk and not the network: heads stay where they are.
+            self.directory.save_some_models(session.ctx.network.workers, models.params, models.buffers)
+            processes.wait()
+            if processes.rank == 0:
+                self.directory.join_models(session.describe_model())
+        if processes.rank == 0:
+            alike = self._compare_workers(models.params)
+            self.directory.finish(record, {**alike, "notes": session.notes, "runtime": session.describe_runtime()})
+
+    def _compare_workers(self, names: Iterable[str]) -> dict[str, float]:
+        """Keep how alike the workers' data and models are; the mean over every two workers."""
+        session = self.session
+        if not session.ctx.network.may_gather_private:
+            session.notes.append("How alike the workers are is not said: heads stay where they are.")
+            return {}
+        classes = session.everyone.num_classes is not None
+        maps = similarities(self.directory.models(names), session.everyone.class_counts if classes else None)
+        write_tensors(self.directory.path / "similarity.safetensors", maps)
+        return {f"similarity_{what}": mean_off_diagonal(matrix) for what, matrix in maps.items()}
 
     def _due(self, round: int, state: State, seconds: float) -> bool:
         every = self.session.runtime.checkpoint_every
@@ -151,6 +202,13 @@ def _restore(session: Session, snapshot: Snapshot) -> State:
     return State(
         {name: leaf.to(session.device) for name, leaf in snapshot.params.items()},
         {name: leaf.to(session.device) for name, leaf in snapshot.buffers.items()},
+    )
+
+
+def _speed(experiment: Experiment) -> Speed:
+    assert experiment.step_seconds is not None, "an experiment is completed before it is used"
+    return Speed(
+        experiment.step_seconds, experiment.link_latency, experiment.link_bandwidth, experiment.algorithm.server
     )
 
 
@@ -174,8 +232,10 @@ Measured = tuple[dict[str, float], dict[str, list[float | None]]]
 def _measure(session: Session, before: State, trained: State, mixed: State, end: State) -> Measured:
     """Every number of a record that comes from a state, and the values of each worker."""
     ctx, federation = session.ctx, session.federation
+    absolute, relative = consensus_errors(mixed.params, ctx.network)
     values: dict[str, float] = {
-        "consensus_error": consensus_error(mixed.params, ctx.network),
+        "consensus_error": absolute,
+        "consensus_error_relative": relative,
         "consensus_error_before_mixing": consensus_error(before.params, ctx.network),
     }
 
@@ -209,6 +269,7 @@ def _record(
     round: int,
     loss: float,
     seconds: float,
+    simulated: float,
     values: dict[str, float],
     per_worker: dict[str, list[float | None]],
 ) -> Record:
@@ -225,8 +286,9 @@ def _record(
         loss=loss,
         bytes_sent_per_worker=sent,
         bytes_received_per_worker=received,
-        bytes_on_wire=network.traffic.on_wire,
+        bytes_on_wire=session.processes.total(network.traffic.on_wire),
         seconds=seconds,
+        simulated_seconds=simulated,
         peak_memory_bytes=peak_memory(session.device),
         per_worker=per_worker,
         **{"accuracy_validation": None, **values},  # pyright: ignore[reportArgumentType]
