@@ -14,6 +14,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,6 +32,9 @@ from manyheads.tree import Buffers, Params
 
 _KEPT = 2
 _MANIFEST = "manifest.json"
+_POLL_SECONDS = 0.1
+_DISK_SECONDS = 10.0
+"""How long a file may take to show on another host."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,8 @@ class Snapshot:
     on_wire: int
     """Bytes this process has handed to the transport. A sum over processes, whichever of them a part is put down to."""
     seconds: float
+    simulated_seconds: float = 0.0
+    """The same for every process."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,11 @@ class Checkpoints:
             with disk_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "generation", self.generation.encode())
+        elif not self._is_seen():
+            raise UserError(
+                f"process {self.rank} does not see what process 0 writes to {self.folder}:"
+                " choose an --out on a disk that all of them see."
+            )
         manifest, notes = newest(self.folder)
         if manifest is None:
             return None, notes
@@ -144,6 +155,15 @@ class Checkpoints:
         manifest = Manifest(self.run_id, round, self.num_workers, self.generation, seconds, files)
         write_atomically(place / _MANIFEST, _seal(manifest))
         self._prune(round, {_MANIFEST, *(rows.name for rows in files)})
+
+    def _is_seen(self) -> bool:
+        """Whether the generation that process 0 has written shows here, on a network's disk perhaps after a while."""
+        owner, deadline = self.folder / "generation", time.monotonic() + _DISK_SECONDS
+        while not (owner.exists() and owner.read_text() == self.generation):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
 
     def _check_generation(self) -> None:
         owner = self.folder / "generation"
@@ -199,23 +219,24 @@ def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
     """The snapshot of some workers, whatever blocks they were written in."""
     place = _place(folder, manifest.round)
     parts: dict[str, list[Tensor]] = {}
-    order: dict[str, list[str]] = {}
+    about: dict[str, Any] = {}
     files = [rows for rows in manifest.files if rows.first < workers.stop and workers.start < rows.stop]
     for rows in files:
         wanted = slice(max(workers.start, rows.first) - rows.first, min(workers.stop, rows.stop) - rows.first)
         with safe_open(place / rows.name, framework="pt") as file:
-            order = {kind: json.loads(names) for kind, names in file.metadata().items()}
+            about = {name: json.loads(text) for name, text in file.metadata().items()}
             for name in file.keys():  # noqa: SIM118 (a safetensors file is no dict)
                 parts.setdefault(name, []).append(file.get_slice(name)[wanted])
     leaves = {name: torch.cat(blocks) for name, blocks in parts.items()}
     return Snapshot(
         round=manifest.round,
-        params={name: leaves[f"params.{name}"] for name in order["params"]},
-        buffers={name: leaves[f"buffers.{name}"] for name in order["buffers"]},
+        params={name: leaves[f"params.{name}"] for name in about["params"]},
+        buffers={name: leaves[f"buffers.{name}"] for name in about["buffers"]},
         sent=leaves["sent"].numpy(),
         received=leaves["received"].numpy(),
         on_wire=sum(rows.on_wire for rows in files if rows.first in workers),
         seconds=manifest.seconds,
+        simulated_seconds=about["simulated_seconds"],
     )
 
 
@@ -228,7 +249,8 @@ def _pack(snapshot: Snapshot) -> tuple[dict[str, Tensor], dict[str, str]]:
     trees = {"params": snapshot.params, "buffers": snapshot.buffers}
     leaves = {f"{kind}.{name}": leaf for kind, tree in trees.items() for name, leaf in tree.items()}
     leaves |= {"sent": torch.tensor(snapshot.sent), "received": torch.tensor(snapshot.received)}
-    return leaves, {kind: json.dumps(list(tree)) for kind, tree in trees.items()}
+    about = {**{kind: list(tree) for kind, tree in trees.items()}, "simulated_seconds": snapshot.simulated_seconds}
+    return leaves, {name: json.dumps(value) for name, value in about.items()}
 
 
 def _seal(manifest: Manifest) -> bytes:

@@ -8,20 +8,24 @@
     checkpoint/             the state, to continue from
     model.json              what it takes to build the net again
     models.safetensors      what every worker deploys, [workers, ...], at the end
+    similarity.safetensors  cosines between the workers' data, heads and representations, [workers, workers]
     summary.json            the last record, written last
 """
 
 import fcntl
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from manyheads.checkpoint import Snapshot, latest_round, newest, read
 from manyheads.errors import UserError
@@ -35,6 +39,7 @@ from manyheads.tree import Buffers, Params
 _EXPERIMENT, _METRICS, _WORKERS, _SUMMARY = "experiment.json", "metrics.jsonl", "workers.jsonl", "summary.json"
 _MODEL, _MODELS = "model.json", "models.safetensors"
 _NAMED_DIFFERENCES = 3
+_LOCK_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class RunDirectory:
     path: Path
 
     @staticmethod
-    def open(path: Path, experiment: Experiment, *, resume: bool) -> "RunDirectory":
+    def open(path: Path, experiment: Experiment, *, resume: bool, patience: float = 0.0) -> "RunDirectory":
         """Make a run directory, or take up one of the same experiment; anything else is refused and left as it is."""
         if resume and not path.exists():
             raise UserError(f"--resume: there is no run in {path}. Leave --resume out to start one.")
@@ -55,23 +60,27 @@ class RunDirectory:
             if not (path / _EXPERIMENT).exists() and any(not entry.name.startswith(".") for entry in _entries(path)):
                 raise UserError(f"{path} is not empty and no run directory: choose another --out.")
             path.mkdir(parents=True, exist_ok=True)
-        with directory.lock():
+        with directory.lock(patience):
             directory._take_up(experiment)
         return directory
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep other processes out for the length of the block. A process that is killed keeps nobody out."""
+    def lock(self, patience: float = 0.0) -> Iterator[None]:
+        """Keep other processes out for the length of the block. A process that is killed keeps nobody out.
+
+        One that is about to end may be waited for, ``patience`` seconds long.
+        """
+        deadline = time.monotonic() + patience
         with disk_errors(self.path):
             handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
         try:
             with disk_errors(self.path):
-                try:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    raise UserError(
-                        f"another process is writing to {self.path}: wait for it, stop it, or choose another --out."
-                    ) from None
+                while not _locked(handle):
+                    if time.monotonic() >= deadline:
+                        raise UserError(
+                            f"another process is writing to {self.path}: wait for it, stop it, or choose another --out."
+                        )
+                    time.sleep(_LOCK_POLL_SECONDS)
             yield
         finally:
             os.close(handle)
@@ -112,6 +121,28 @@ class RunDirectory:
         """Keep what every worker deploys, leaves [workers, ...], and what it takes to build the net again."""
         self.save_json(_MODEL, description)
         write_tensors(self.path / _MODELS, {**params, **buffers})
+
+    def save_some_models(self, workers: range, params: Params, buffers: Buffers) -> None:
+        """Keep what some workers deploy, until ``join_models``."""
+        write_tensors(self.path / f".models-{workers.start:05d}.part", {**params, **buffers})
+
+    def join_models(self, description: dict[str, Any]) -> None:
+        """``save_models`` with what ``save_some_models`` has kept of all workers."""
+        parts = sorted(self.path.glob(".models-*.part"))
+        with ExitStack() as stack:
+            files = [stack.enter_context(safe_open(part, framework="pt")) for part in parts]
+            names = files[0].keys()
+            self.save_models(
+                {name: torch.cat([file.get_tensor(name) for file in files]) for name in names}, {}, description
+            )
+        for part in parts:
+            part.unlink()
+
+    def models(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
+        """Some of the leaves [workers, ...] that ``save_models`` has kept, one after another."""
+        with safe_open(self.path / _MODELS, framework="pt") as file:
+            for name in names:
+                yield name, file.get_tensor(name)
 
     def finish(self, record: Record, extra: dict[str, Any]) -> None:
         """Write the summary: the last record and whatever else is worth knowing. It makes the run finished."""
@@ -238,6 +269,15 @@ class Run:
         good = [record for record in found if record is not None]
         self._damaged[name] = len(found) - len(good)
         return good
+
+
+def _locked(handle: int) -> bool:
+    """Whether the file is ours alone now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _entries(path: Path) -> Iterator[Path]:

@@ -16,6 +16,8 @@ class Network(Protocol):
     workers: range
     """The workers this process hosts, in the order of their rows."""
     traffic: "Traffic"
+    may_gather_private: bool
+    """Whether metrics may look at what is private to a worker, as they may in a simulation."""
 
     def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
         """Row i becomes sum_j P_ij x_j; with a mask, sum_j P_ij x_j / sum_j P_ij m_j, and 0 where that is 0 / 0."""
@@ -30,7 +32,7 @@ class Network(Protocol):
         ...
 
     def mean(self, params: Params) -> Params:
-        """The mean row over all workers, [...] in double precision. For metrics only, and of nothing private."""
+        """The mean row over all workers, [...] in double precision. For metrics only."""
         ...
 
     def present(self, round: int) -> np.ndarray:

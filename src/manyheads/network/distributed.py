@@ -5,7 +5,7 @@ whatever one process sends another as one message. Where all rows of P are equal
 server's average, one running sum goes from process to process instead, and its end to all: fewer bytes, the same bits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ class Distributed:
         self.num_workers = mixing.num_workers
         self.workers = placement[processes.rank]
         self.traffic = Traffic(self.workers)
+        self.may_gather_private = True
         self._owner = owners(placement, self.num_workers)
 
     def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
@@ -79,7 +80,8 @@ class Distributed:
         return everyone.to(values.device)
 
     def mean(self, params: Params) -> Params:
-        refuse_private(params, self.private)
+        if not self.may_gather_private:
+            refuse_private(params, self.private)
         hosted = sum(map(len, self.placement))
         return {name: leaf / hosted for name, leaf in self._sum(params, None, torch.float64).items()}
 
@@ -112,8 +114,7 @@ class Distributed:
                 buffers[peer] = torch.empty(length, dtype=torch.uint8, device=self.processes.wire)
                 operations.append(dist.P2POp(dist.irecv, buffers[peer], peer))
         with self.processes.together():
-            for work in dist.batch_isend_irecv(operations) if operations else ():
-                work.wait()
+            _wait(dist.batch_isend_irecv(operations) if operations else [])
         received = {}
         for peer, buffer in buffers.items():
             messages = buffer.to(like.device).split(sizes[incoming[peer]].tolist())
@@ -145,17 +146,15 @@ class Distributed:
                 length = sum(leaf[0].numel() for leaf in leaves.values())
                 piece = torch.zeros(length, dtype=dtype or like.dtype, device=self.processes.wire)
                 if place > 0:
-                    dist.recv(piece, order[place - 1])
+                    _wait(dist.batch_isend_irecv([dist.P2POp(dist.irecv, piece, order[place - 1])]))
                 piece = piece.to(like.device)
                 for name, part in _views(piece, leaves).items():
                     add_hosted(part, AtHand(leaves[name], self.workers), weights)
                 piece = piece.to(self.processes.wire)
                 if self.processes.rank != last:
-                    sending.append(dist.isend(piece, order[place + 1]))
+                    sending += dist.batch_isend_irecv([dist.P2POp(dist.isend, piece, order[place + 1])])
                 pieces.append((leaves, piece))
-            for work in sending:
-                if work is not None:
-                    work.wait()
+            _wait(sending)
             total: Params = {}
             for leaves, piece in pieces:
                 dist.broadcast(piece, last)
@@ -164,6 +163,11 @@ class Distributed:
 
     def _peers(self) -> Iterator[int]:
         return (rank for rank in range(self.processes.count) if rank != self.processes.rank)
+
+
+def _wait(works: Iterable[dist.Work]) -> None:
+    for work in works:
+        work.wait()
 
 
 def _pieces(params: Params) -> Iterator[Params]:

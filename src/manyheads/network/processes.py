@@ -66,6 +66,20 @@ class Processes:
         """Go on when all have come here."""
         self.total(0)
 
+    @contextmanager
+    def one_before_others(self) -> Iterator[None]:
+        """Process 0 goes through the block, and then the others do."""
+        if self.rank > 0:
+            self.wait()
+        yield
+        if self.rank == 0:
+            self.wait()
+
+    @property
+    def patience(self) -> float:
+        """Seconds until a process of an earlier start that was cut off has noticed it and ended."""
+        return self.timeout if self.count > 1 else 0.0
+
     def total(self, number: int) -> int:
         """The sum over all processes."""
         return self._reduce(number)

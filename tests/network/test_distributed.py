@@ -1,0 +1,276 @@
+"""The same runs in one process and over two and three: the same bits, as many bytes as the graph says, no secrets sent.
+
+Started with the environment that torchrun gives, this file trains every case; one start serves all checks.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from manyheads.algorithms import DPSGD, REGISTRY, Algorithm, DePRL, DisPFL, FedAvg
+from manyheads.algorithms.dispfl import SHARED
+from manyheads.data import Dataset
+from manyheads.data.arrays import from_workers
+from manyheads.experiment import Experiment, Runtime
+from manyheads.network.base import message_bytes
+from manyheads.randomness import torch_seed
+from manyheads.rounds import run
+from manyheads.session import Session, open_session
+from manyheads.store import Run
+from manyheads.tree import Params, group, nbytes, strip_prefix
+
+WORKERS, ROUNDS = 7, 3
+COUNTS = (2, 3)
+
+
+def points() -> Dataset:
+    """A handful of points for each worker, no two with the same number."""
+    rng = np.random.default_rng(0)
+    sizes = [8 + 3 * worker % 10 for worker in range(WORKERS)]
+    parts = [
+        (rng.normal(size=(n, 6)), rng.integers(3, size=n), rng.normal(size=(4, 6)), rng.integers(3, size=4))
+        for n in sizes
+    ]
+    return from_workers(parts, num_classes=3)
+
+
+def normed() -> nn.Module:
+    with torch_seed(0):
+        return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.2), nn.Linear(5, 3))
+
+
+def case(algorithm: Algorithm, **changes: Any) -> Experiment:
+    small = {
+        "data": points(),
+        "model": "mlp:5",
+        "split": "natural",
+        "workers": WORKERS,
+        "rounds": ROUNDS,
+        "batch_size": 4,
+    }
+    return Experiment(algorithm=algorithm, **{**small, **changes})  # pyright: ignore[reportArgumentType]
+
+
+CASES = {
+    **{name: case(kind()) for name, kind in REGISTRY.items()},
+    "random heads": case(DePRL(heads="random"), graph="random:0.5", precision="float64"),
+    "mixing first": case(DePRL(order="mix-train"), graph="star"),
+    "full": case(DePRL(), graph="full"),
+    "time-varying": case(DePRL(), graph="one-peer-exponential", rounds=4),
+    "redrawn": case(DePRL(), graph="random:0.4", redraw=True),
+    "failing": case(DePRL(), graph="random:0.6", link_failure=0.3, worker_failure=0.2),
+    "statistics": case(DPSGD(), model=normed(), graph="exponential"),
+    "mean model": case(DPSGD(evaluate="mean-model"), graph="torus", workers=6, split="iid"),
+    "masks on the full graph": case(DisPFL(density=0.3), graph="full"),
+    "few masks on the full graph": case(DisPFL(density=0.1), graph="full", workers=3, split="iid"),
+    "directed masks": case(DisPFL(), graph="in-neighbours:2", redraw=True, model=normed()),
+    "half of them": case(FedAvg(participation=0.5), worker_failure=0.3, validation=0.2),
+}
+
+
+def main(folder: Path) -> None:
+    """What each process does."""
+    for number, experiment in enumerate(CASES.values()):
+        for _ in run(open_session(experiment, runtime(folder / str(number)))):
+            pass
+    spied(case(DePRL(), graph="random:0.5"), folder)
+
+
+def runtime(out: Path | None) -> Runtime:
+    return Runtime(out=out, device="cpu", threads=1, checkpoint_every=2, timeout=120)
+
+
+# What crosses the wire
+
+
+def spied(experiment: Experiment, folder: Path) -> None:
+    """Train while everything handed to torch.distributed is looked through for what must stay where it is."""
+    session = open_session(experiment, runtime(None))
+    private, shared, payloads = set[bytes](), set[bytes](), []
+    for row in session.federation.train.x:
+        private.add(content(row))
+    watch_training(session, private, shared)
+    for name in ("all_gather", "all_reduce", "broadcast"):
+        watch(name, payloads)
+    watch_exchange(payloads)
+    for _ in run(session):
+        pass
+    assert payloads and shared
+    leaked = sum(secret in payload for secret in private for payload in payloads)
+    seen = sum(any(row in payload for payload in payloads) for row in shared)
+    (folder / f"spy-{session.processes.rank}").write_text(f"{leaked} {seen} {len(private)}")
+
+
+def watch_training(session: Session, private: set[bytes], shared: set[bytes]) -> None:
+    """Note every row that local training has made."""
+    engine: Any = session.ctx.engine
+    fit = engine.fit
+
+    def noted(*args: Any, **options: Any) -> Any:
+        result = fit(*args, **options)
+        for name, leaf in result.params.items():
+            secret = group(name) in session.experiment.algorithm.private
+            (private if secret else shared).update(content(row) for row in leaf)
+        return result
+
+    engine.fit = noted
+
+
+def watch(name: str, payloads: list[bytes]) -> None:
+    call: Callable[..., Any] = getattr(dist, name)
+
+    def noted(*args: Any, **options: Any) -> Any:
+        payloads.extend(content(tensor) for tensor in args if isinstance(tensor, Tensor))
+        return call(*args, **options)
+
+    setattr(dist, name, noted)
+
+
+def watch_exchange(payloads: list[bytes]) -> None:
+    call = dist.batch_isend_irecv
+
+    def noted(operations: list[Any]) -> Any:
+        payloads.extend(content(operation.tensor) for operation in operations if operation.op is dist.isend)
+        return call(operations)
+
+    dist.batch_isend_irecv = noted
+
+
+def content(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
+
+
+# The comparison
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The cases trained by one process, by two and by three: number of processes -> folder."""
+    made = {count: tmp_path_factory.mktemp(f"over-{count}") for count in (1, *COUNTS)}
+    with ExitStack() as stack:
+        ports = {count: free_port() for count in COUNTS}
+        everyone = [(rank, count) for count in COUNTS for rank in range(count)]
+        started = [stack.enter_context(start(rank, count, ports[count], made[count])) for rank, count in everyone]
+        for number, experiment in enumerate(CASES.values()):
+            for _ in run(open_session(experiment, runtime(made[1] / str(number)))):
+                pass
+        for process in started:
+            output, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, output
+    return made
+
+
+@contextmanager
+def start(rank: int, count: int, port: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """One of ``count`` processes that find each other as torchrun would have them do."""
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(count),
+    }
+    command = [sys.executable, __file__, str(folder)]
+    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as end:
+        end.bind(("127.0.0.1", 0))
+        return end.getsockname()[1]
+
+
+@pytest.fixture(params=[(count, name) for count in COUNTS for name in CASES], ids=lambda both: f"{both[0]}-{both[1]}")
+def pair(request: pytest.FixtureRequest, folders: dict[int, Path]) -> tuple[int, str, Path, Path]:
+    """Number of processes, case, its folder from one process and from several."""
+    count, name = request.param
+    place = str(list(CASES).index(name))
+    return count, name, folders[1] / place, folders[count] / place
+
+
+def opened(name: str, folder: Path) -> Run:
+    experiment = CASES[name]
+    return Run.open(folder, data=experiment.data, model=experiment.model)
+
+
+def test_the_state_is_the_same_to_the_bit(pair) -> None:
+    _, name, one, several = pair
+    a, b = opened(name, one).state(), opened(name, several).state()
+    for mine, other in ((a.params, b.params), (a.buffers, b.buffers)):
+        assert list(mine) == list(other)
+        assert all(torch.equal(mine[leaf], other[leaf]) for leaf in mine)
+    assert np.array_equal(a.sent, b.sent) and np.array_equal(a.received, b.received)
+    assert (one / "models.safetensors").read_bytes() == (several / "models.safetensors").read_bytes()
+
+
+def test_the_records_are_the_same_to_the_bit(pair) -> None:
+    _, name, one, several = pair
+    of_the_machine = {"bytes_on_wire", "seconds", "peak_memory_bytes"}
+    for mine, other in zip(opened(name, one).metrics(), opened(name, several).metrics(), strict=True):
+        assert {k: v for k, v in mine.items() if k not in of_the_machine} == {
+            k: v for k, v in other.items() if k not in of_the_machine
+        }
+    assert (one / "workers.jsonl").read_bytes() == (several / "workers.jsonl").read_bytes()
+    assert (one / "experiment.json").read_bytes() == (several / "experiment.json").read_bytes()
+
+
+def test_the_bytes_on_the_wire_follow_from_graph_and_placement(pair) -> None:
+    count, name, one, several = pair
+    assert opened(name, one).metrics()[-1]["bytes_on_wire"] == 0
+    assert opened(name, several).metrics()[-1]["bytes_on_wire"] == sum(expected_bytes(name, one, count))
+
+
+def expected_bytes(name: str, folder: Path, count: int) -> Iterator[int]:
+    """Round by round, from P, from who is where, and from the size of a worker's message."""
+    session = open_session(CASES[name], runtime(None))
+    algorithm, workers = session.experiment.algorithm, session.experiment.workers
+    state = opened(name, folder).state()
+    sent: Params = {leaf: v for leaf, v in state.params.items() if group(leaf) not in algorithm.private | {SHARED}}
+    statistics = {leaf: v for leaf, v in state.buffers.items() if v.is_floating_point()}
+    mask = strip_prefix(state.params, SHARED)
+    # Masks change from round to round, but never how much of a layer they keep.
+    sizes = message_bytes(sent, mask) if sent else np.zeros(workers, dtype=int)
+    of_the_sum = nbytes(sent) + nbytes({name: sent[name] for name in mask})
+    home = [place(worker, count, workers) for worker in range(workers)]
+    for round in range(session.ctx.rounds):
+        matrix = session.mixing.rows(round).dense()
+        if algorithm.server or (sent and (matrix == matrix[0]).all() and 2 * of_the_sum < sizes.sum()):
+            yield count * (of_the_sum + nbytes(statistics))
+            continue
+        crossing = {(worker, home[hearer]) for hearer, worker in zip(*np.nonzero(matrix), strict=True)}
+        crossing = [worker for worker, process in crossing if home[worker] != process]
+        yield sum(int(sizes[worker]) + nbytes(statistics) for worker in crossing)
+
+
+def place(worker: int, count: int, workers: int) -> int:
+    """The process that hosts a worker: its block ends at floor(workers (rank + 1) / count)."""
+    return next(rank for rank in range(count) if worker < workers * (rank + 1) // count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_neither_a_head_nor_a_sample_is_sent(folders: dict[int, Path], count: int) -> None:
+    for rank in range(count):
+        leaked, seen, secrets = map(int, (folders[count] / f"spy-{rank}").read_text().split())
+        assert leaked == 0 and secrets > 10
+        assert seen > 0, "the spy sees what is meant to be sent"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
