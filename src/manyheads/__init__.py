@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from manyheads.errors import UserError
     from manyheads.experiment import Experiment, Runtime
     from manyheads.record import Record
-    from manyheads.store import Run
     from manyheads.rounds import train
+    from manyheads.store import Run
 
 _PLACES = {
     "DPSGD": "algorithms",

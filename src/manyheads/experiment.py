@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from manyheads.data.dataset import Dataset
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, unknown
-from manyheads.recipes import Recipe
+from manyheads.recipes import Recipe, step_seconds
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
 
@@ -77,13 +78,21 @@ class Experiment:
     """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
     precision: Precision = "float32"
     """Numbers of the training: float64, float32, tf32 or bf16."""
+    step_seconds: float | None = None
+    """Simulated seconds of a worker's mini-batch. Default: the net's on one core (manyheads inspect speed)."""
+    link_latency: float = 0.01
+    """Simulated seconds that every message takes, however short."""
+    link_bandwidth: float = 12.5e6
+    """Simulated bytes a second on a worker's link, and on the server's."""
     loss: Loss | None = None
     metric: Loss | None = None
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay")
-        _not_negative(self, "momentum", "weight_decay", "clip", "seed")
+        for spec in fields(self):
+            _check_type(self, spec.name, spec.type)
+        _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
+        _not_negative(self, "momentum", "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         for name in ("validation", "link_failure", "worker_failure"):
             value = getattr(self, name)
             if not 0 <= value < 1:
@@ -95,7 +104,10 @@ class Experiment:
     def complete(self, recipe: Recipe) -> "Experiment":
         """The experiment with every value filled in from a recipe."""
         missing = {name: value for name, value in asdict(recipe).items() if getattr(self, name) is None}
-        return replace(self, **missing)
+        full = replace(self, **missing)
+        if full.step_seconds is None and full.batch_size is not None:
+            full = replace(full, step_seconds=step_seconds(full.model, full.batch_size))
+        return full
 
     def describe(self) -> dict[str, Any]:
         """Every field as JSON; objects that are not words or numbers as a description with a hash of their content."""
@@ -157,7 +169,7 @@ class Runtime:
     """Where and how a run is computed. None of it changes what is computed."""
 
     out: Path | None = None
-    """Run directory; None: keep nothing."""
+    """Run directory. Default: runs/DATA-ALGORITHM-ID on the command line, nothing kept in Python."""
     resume: bool = False
     """Insist that the run directory exists."""
     data_dir: Path | None = None
@@ -170,6 +182,8 @@ class Runtime:
     """Threads; default: one per core."""
     eval_every: int = 1
     """Evaluate every so many rounds, and at the end."""
+    theory_every: int = 0
+    """Measure the terms of the paper's M(k) every so many rounds, and at the end; 0: never."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints; default: as often as 5 % of the time allows."""
     deterministic: bool = False
@@ -178,6 +192,7 @@ class Runtime:
     """Seconds that one process of several waits for another."""
 
     def __post_init__(self) -> None:
+        _not_negative(self, "theory_every")
         _positive(self, "eval_every", "checkpoint_every", "threads", "timeout")
 
 
@@ -189,6 +204,7 @@ def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:
 def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
     for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
+        _check_type(algorithm, spec.name, spec.type)
         _check_choice(algorithm, spec.name, spec.type)
         value = getattr(algorithm, spec.name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -217,6 +233,17 @@ def _not_negative(owner: object, *names: str) -> None:
         value = getattr(owner, name)
         if value is not None and not (value >= 0 and isfinite(value)):
             raise UserError(f"{_flag(name)} {value} is negative: give a number of at least 0.")
+
+
+def _check_type(owner: object, name: str, kind: Any) -> None:
+    """A field of plain words and numbers takes no others: an experiment may come from a file."""
+    plain = {str, int, float, bool, type(None)}
+    parts = set(get_args(kind)) if isinstance(kind, UnionType) else {kind}
+    value = getattr(owner, name)
+    fits = type(value) in parts or (float in parts and type(value) is int)
+    if parts <= plain and not fits:
+        wanted = " or ".join(sorted(getattr(part, "__name__", "") for part in parts - {type(None)}))
+        raise UserError(f"{_flag(name)} {value!r} is of the wrong type: give {wanted}.")
 
 
 def _check_choice(owner: object, name: str, kind: Any) -> None:

@@ -36,6 +36,33 @@ OWN_IMAGES = Recipe("cnn", 16, 0.01, 0.01, 0.9, 1e-5, 10.0, 0.98, 50)
 OWN_VECTORS = Recipe("mlp", 16, 0.01, 0.01, 0.9, 1e-5, 10.0, 0.98, 50)
 
 
+_SECONDS_PER_SAMPLE = {
+    "mlp": 6e-5,
+    "cnn": 8e-4,
+    "dnn": 4e-4,
+    "dnn-code": 6e-4,
+    "alexnet": 0.013,
+    "alexnet-code": 0.003,
+    "vgg11": 0.02,
+    "vgg11-code": 0.02,
+    "resnet18": 0.06,
+}
+"""A net's time for each sample of a mini-batch, measured once on one core of a server at the recipes' batch sizes."""
+
+_GUESSED_SECONDS_PER_SAMPLE = 1e-3
+
+
+def knows_speed(model: object) -> bool:
+    """Whether the time a net takes for a mini-batch was ever measured."""
+    return isinstance(model, str) and model.partition(":")[0] in _SECONDS_PER_SAMPLE
+
+
+def step_seconds(model: object, batch_size: int) -> float:
+    """What the simulated clock counts for a mini-batch of a net, which may be a name, a module or a factory."""
+    name = model.partition(":")[0] if isinstance(model, str) else ""
+    return _SECONDS_PER_SAMPLE.get(name, _GUESSED_SECONDS_PER_SAMPLE) * batch_size
+
+
 def recipe_for(data: str, input_shape: tuple[int, ...]) -> Recipe:
     """The data set's recipe; a user's own arrays get one by their shape."""
     return RECIPES.get(data) or (OWN_IMAGES if len(input_shape) == 3 else OWN_VECTORS)

@@ -31,6 +31,8 @@ class Record:
     """Mean over workers of the loss over the whole train shard after local training."""
     consensus_error: float
     """(1/N) sum_i |phi_i - phibar|^2 over representation parameters, after mixing."""
+    consensus_error_relative: float
+    """The same over |phibar|^2."""
     consensus_error_before_mixing: float
     bytes_sent_per_worker: float
     """Mean over workers, cumulative, on the logical graph; server algorithms: upload."""
@@ -39,12 +41,24 @@ class Record:
     """Payload handed to the transport between processes, cumulative."""
     seconds: float
     """Cumulative, kept over a resume."""
+    simulated_seconds: float
+    """What the rounds would have taken with a machine for every worker, cumulative."""
     peak_memory_bytes: int
+    theory_grad_phi: float | None = None
+    """|G_phi|^2, the first term of the paper's M(k) at the start of the round; None where it was not measured."""
+    theory_grad_theta: float | None = None
+    """|G_theta|^2, the second, without its weight alpha tau / beta."""
+    theory_grad_theta_mean: float | None = None
+    """(1/N) sum_i |grad_theta F_i|^2, in which heads' gradients cannot cancel."""
+    theory_consensus: float | None = None
+    """The third: the consensus error at the start of the round's local training."""
+    theory_m: float | None = None
+    """M(k)."""
     per_worker: dict[str, list[float | None]] = field(default_factory=dict)
     """Values of every worker, kept in workers.jsonl."""
 
     def metrics(self) -> dict[str, Any]:
-        """The line of metrics.jsonl."""
+        """The line of metrics.jsonl; the terms of M(k) only where they were measured."""
         values = asdict(self)
         del values["per_worker"]
-        return values
+        return {name: value for name, value in values.items() if value is not None or not name.startswith("theory_")}

@@ -13,7 +13,9 @@ from torch import nn
 
 import manyheads
 from manyheads.algorithms.base import Context, Rates, State
+from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, load
+from manyheads.data.files import Progress
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
 from manyheads.engine.phase import accuracy, cross_entropy, single_head
@@ -28,7 +30,7 @@ from manyheads.network.in_process import InProcess
 from manyheads.network.placement import blocks
 from manyheads.network.processes import Processes, join, local_rank
 from manyheads.randomness import key, torch_seed
-from manyheads.recipes import recipe_for
+from manyheads.recipes import knows_speed, recipe_for
 from manyheads.topology import Mixing, build_mixing
 from manyheads.tree import Params, repeat, stack
 
@@ -71,13 +73,17 @@ class Session:
         }
 
 
-def open_session(experiment: Experiment, runtime: Runtime) -> Session:
-    """Build everything a run needs. Every mistake in the experiment shows here, before anything is written."""
+def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | None = None) -> Session:
+    """Build everything a run needs. Every mistake in the experiment shows here, before anything is written.
+
+    ``progress`` is called while a data set is downloaded.
+    """
     device = pick_device(runtime.device)
     processes = join(runtime.timeout, device)
     placement = blocks(experiment.workers, processes.count)
     data = experiment.data
-    dataset = data if isinstance(data, Dataset) else load(data, runtime.data_dir)
+    dataset = data if isinstance(data, Dataset) else load(data, runtime.data_dir, progress)
+    speed_is_given = experiment.step_seconds is not None
     experiment = resolve(experiment, dataset)
     algorithm = experiment.algorithm
     everyone = federate(
@@ -144,7 +150,10 @@ def open_session(experiment: Experiment, runtime: Runtime) -> Session:
         random_heads=_random_heads(model, experiment, federation.ids, device),
         share_statistics=experiment.norm == "shared",
     )
+    _check_theory(runtime, ctx)
     notes = [*federation.notes, *mixing.notes]
+    if not (speed_is_given or knows_speed(experiment.model)):
+        notes.append(f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess; give --step-seconds.")
     if random_module := needs_loop(model):
         notes.append(f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round.")
     floor = everyone.majority_floor()
@@ -159,7 +168,7 @@ def _compare(processes: Processes, experiment: Experiment, runtime: Runtime, dat
         **options["algorithm"],
         **{
             name: str(getattr(runtime, name))
-            for name in ("out", "engine", "eval_every", "checkpoint_every", "deterministic")
+            for name in ("out", "engine", "eval_every", "theory_every", "checkpoint_every", "deterministic")
         },
         "algorithm": experiment.algorithm.name,
         "content of the data": dataset.digest()[:12],
@@ -175,14 +184,26 @@ def _compare(processes: Processes, experiment: Experiment, runtime: Runtime, dat
                 )
 
 
+def _check_theory(runtime: Runtime, ctx: Context) -> None:
+    """Refuse to measure M(k) where it is not defined, or where that would show what is private."""
+    if runtime.theory_every and ctx.model.head_names != ("head",):
+        raise UserError("--theory-every needs a net with one head, and this algorithm's has two: leave it out.")
+    if runtime.theory_every and not ctx.network.may_gather_private:
+        raise UserError("--theory-every compares the gradients of heads, which stay where they are: leave it out.")
+
+
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with nothing left open: recipe values, the algorithm's graph and weights."""
     name = experiment.data if isinstance(experiment.data, str) else ""
     experiment = experiment.complete(recipe_for(name, tuple(dataset.x_train.shape[1:])))
     algorithm = experiment.algorithm
+    if experiment.graph in ("server", "none") and not algorithm.server and algorithm.private != WHOLE:
+        raise UserError(
+            f"--graph {experiment.graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ..."
+        )
     if algorithm.server:
         return replace(experiment, graph="server", weights=None, redraw=False)
-    if algorithm.private == frozenset({"representation", "head"}):
+    if algorithm.private == WHOLE:
         return replace(experiment, graph="none", weights=None, redraw=False)
     default = "uniform" if algorithm.row_stochastic else "metropolis"
     return replace(experiment, weights=experiment.weights or default)

@@ -48,16 +48,16 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.session import open_session
 
     (experiment,) = experiments(args)
-    with terminal.waiting(f"loading {experiment.data}", quiet=args.quiet):
-        session = open_session(experiment, Runtime(**given(args, Runtime)))
+    with terminal.waiting(f"loading {experiment.data}", quiet=args.quiet) as progress:
+        session = open_session(experiment, Runtime(**given(args, Runtime)), progress)
     train(session, quiet=args.quiet)
 
 
 def train(session: "Session", *, quiet: bool) -> None:
     """Run a session's rounds and show them, its outcome and its directory."""
     from manyheads import terminal
-    from manyheads.store import Run
     from manyheads.rounds import run as rounds_of
+    from manyheads.store import Run
 
     out = session.runtime.out or _default_out(session)
     session = replace(session, runtime=replace(session.runtime, out=out))

@@ -14,6 +14,10 @@ _ODD = 0x9E3779B1
 _MASK = (1 << 63) - 1
 
 
+Plan = list[np.ndarray]
+"""Positions in one worker's shard, mini-batch by mini-batch."""
+
+
 @dataclass(frozen=True)
 class Source:
     """What fixes the order of a worker's samples besides worker, round and stream."""
@@ -34,10 +38,10 @@ def num_batches(size: int, amount: Epochs | Steps, source: Source) -> int:
     return amount.count * per_pass if isinstance(amount, Epochs) else amount.count
 
 
-def plan(size: int, phase: Phase, source: Source, *, worker: int, round: int) -> list[np.ndarray]:
+def plan(size: int, phase: Phase, source: Source, *, worker: int, round: int) -> Plan:
     """Positions in the worker's shard of every mini-batch of a phase; the last of a pass keeps its true size."""
     total = num_batches(size, phase.amount, source)
-    batches: list[np.ndarray] = []
+    batches: Plan = []
     epoch = 0
     while len(batches) < total:
         order = generator(source.seed, phase.stream, worker=worker, round=round, epoch=epoch).permutation(size)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.shards import Shards
-from manyheads.engine.batches import as_index, dropout_base, num_batches, plan
+from manyheads.engine.batches import Plan, as_index, dropout_base, num_batches, plan
 from manyheads.engine.kernel import Batch, KernelFactory, dropouts, point_at, set_modes
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
@@ -116,7 +116,9 @@ class LocalEngine:
     def _fit_chunk(
         self, moved: Params, tracked: Buffers, loss: Tensor, chunk: list[int], phase: Phase, round: int
     ) -> None:
-        model, pool, index, targets = self._inputs(moved, tracked, chunk, phase)
+        work = self.work
+        plans = [plan(work.train.sizes[row], phase, work.source, worker=work.ids[row], round=round) for row in chunk]
+        model, pool, index, targets = self._inputs(moved, tracked, chunk, plans, phase)
         names = [name for name, _ in model.named_parameters()]
         statistics = [name for name, _ in model.named_buffers() if name in tracked]
         rows = torch.tensor(chunk, device=self.device)
@@ -125,9 +127,9 @@ class LocalEngine:
         kernel = self.kernel(model, _narrow(phase, chunk, rows, names), params, buffers, self.dropout_layers)
         sums = torch.zeros(len(chunk), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
-        seed = key(self.work.source.seed, phase.stream, worker=self.work.ids[chunk[0]], round=round)
+        seed = key(work.source.seed, phase.stream, worker=work.ids[chunk[0]], round=round)
         with torch_seed(seed) if self.seeded else nullcontext():
-            for batch in self._batches(pool, index, targets, chunk, phase, round):
+            for batch in self._batches(pool, index, targets, chunk, plans, phase, round):
                 active = len(batch.count)
                 sums[:active] += kernel.step(batch)
                 seen[:active] += batch.count
@@ -141,7 +143,7 @@ class LocalEngine:
         loss[rows] = (sums / seen).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
     def _inputs(
-        self, params: Params, buffers: Buffers, chunk: list[int], phase: Phase
+        self, params: Params, buffers: Buffers, chunk: list[int], plans: list[Plan], phase: Phase
     ) -> tuple[Split, Tensor, list[Tensor], list[Tensor]]:
         """The net to train and its inputs: while the representation is frozen, features computed once for the phase."""
         train = self.work.train
@@ -156,22 +158,28 @@ class LocalEngine:
         set_modes(model, phase)
         features = []
         with torch.no_grad():
-            for row, positions in zip(chunk, index, strict=True):
+            for row, own, batches in zip(chunk, index, plans, strict=True):
                 point_at(model, params, buffers, row)
-                parts = [prefix(train.x[part]) for part in positions.split(_FORWARD_BATCH)]
-                features.append(torch.cat(parts))
+                # Samples that the phase never draws need no features: a few steps do not pay for a whole pass.
+                used = as_index(np.unique(np.concatenate(batches))).to(self.device)
+                parts = [prefix(train.x[part]) for part in own[used].split(_FORWARD_BATCH)]
+                computed = torch.cat(parts)
+                features.append(computed.new_zeros(len(own), *computed.shape[1:]).index_copy_(0, used, computed))
         ends = np.cumsum([0] + [len(positions) for positions in index])
         own = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends.tolist())]
         return rest, torch.cat(features), own, targets
 
     def _batches(
-        self, pool: Tensor, index: list[Tensor], targets: list[Tensor], chunk: list[int], phase: Phase, round: int
+        self,
+        pool: Tensor,
+        index: list[Tensor],
+        targets: list[Tensor],
+        chunk: list[int],
+        plans: list[Plan],
+        phase: Phase,
+        round: int,
     ) -> Iterator[Batch]:
         work = self.work
-        plans = [
-            plan(len(own), phase, work.source, worker=work.ids[row], round=round)
-            for row, own in zip(chunk, index, strict=True)
-        ]
         steps, size = max(map(len, plans)), work.source.batch_size
         positions = np.zeros((len(chunk), steps, size), dtype=np.int64)
         counts = np.zeros((steps, len(chunk)), dtype=np.int64)
