@@ -205,8 +205,10 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         return replace(experiment, graph="server", weights=None, redraw=False)
     if algorithm.private == WHOLE:
         return replace(experiment, graph="none", weights=None, redraw=False)
-    default = "uniform" if algorithm.row_stochastic else "metropolis"
-    return replace(experiment, weights=experiment.weights or default)
+    if algorithm.row_stochastic:
+        # It averages over neighbours alike, whatever weights a comparison sets for the others.
+        return replace(experiment, weights="uniform")
+    return replace(experiment, weights=experiment.weights or "metropolis")
 
 
 def rates(experiment: Experiment) -> Rates:

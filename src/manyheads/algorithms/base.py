@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.engine.batches import Source, num_batches
 from manyheads.engine.phase import SGD, Engine, Epochs, Objective, Phase, Steps
+from manyheads.errors import UserError
 from manyheads.models.split import Split
 from manyheads.network.base import Network
 from manyheads.randomness import generator
@@ -181,6 +182,12 @@ def merge(state: State, new: Params) -> State:
     params = {name: new.get(name, leaf) for name, leaf in state.params.items()}
     buffers = {name: new.get(name, leaf) for name, leaf in state.buffers.items()}
     return State(params, buffers)
+
+
+def check_share(option: str, value: float, *, zero: bool = False) -> None:
+    """Refuse a share outside (0, 1], or [0, 1] where none at all makes sense."""
+    if not 0 <= value <= 1 or (value == 0 and not zero):
+        raise UserError(f"--{option} {value} is outside {'[' if zero else '('}0, 1]: give a share of 1.")
 
 
 def amount(epochs: int, steps: int | None) -> Epochs | Steps:

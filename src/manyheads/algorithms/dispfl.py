@@ -25,10 +25,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Log, State, amount, run_phases
+from manyheads.algorithms.base import Context, Log, State, amount, check_share, run_phases
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import Phase, Steps
-from manyheads.errors import UserError
 from manyheads.models.split import Split
 from manyheads.randomness import hashed, key
 from manyheads.tree import Params, add_prefix, select, strip_prefix, with_rows
@@ -62,8 +61,8 @@ class DisPFL:
     uses_rounds: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.density <= 1:
-            raise UserError(f"--density {self.density} is outside (0, 1]: give the part of the weights to keep.")
+        check_share("density", self.density)
+        check_share("anneal", self.anneal, zero=True)
 
     def prepare(self, model: Split) -> Split:
         return model
@@ -136,12 +135,10 @@ def densities(shapes: dict[str, torch.Size], target: float, kind: Literal["erk",
         return dict.fromkeys(shapes, target)
     raw = {name: sum(shape) / max(1, shape.numel()) for name, shape in shapes.items()}
     size = {name: shape.numel() for name, shape in shapes.items()}
-    dense: set[str] = {name for name, shape in shapes.items() if len(shape) < 2}
+    dense: set[str] = set()
     while True:
         sparse = [name for name in shapes if name not in dense]
         budget = target * _total(size, sparse) - (1 - target) * _total(size, dense)
-        if not sparse or budget <= 0:
-            return {name: 1.0 if name in dense else max(0.0, target) for name in shapes}
         scale = budget / sum(raw[name] * size[name] for name in sparse)
         top = max(raw[name] for name in sparse)
         if scale * top <= 1:

@@ -18,7 +18,7 @@ statistics.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State, amount, run_phases
+from manyheads.algorithms.base import Context, Log, State, amount, check_share, run_phases
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.engine.phase import SGD, Phase
@@ -51,6 +51,9 @@ class Ditto:
     @property
     def order(self) -> Literal["train-mix"]:
         return "train-mix"
+
+    def __post_init__(self) -> None:
+        check_share("participation", self.participation)
 
     def prepare(self, model: Split) -> Split:
         return model

@@ -12,7 +12,7 @@ Differences: all workers take part by default, as in DePRL's comparison (``parti
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State, amount
+from manyheads.algorithms.base import Context, Log, State, amount, check_share
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.models.split import Split
@@ -39,6 +39,9 @@ class FedAvg:
     @property
     def order(self) -> Literal["train-mix"]:
         return "train-mix"
+
+    def __post_init__(self) -> None:
+        check_share("participation", self.participation)
 
     def prepare(self, model: Split) -> Split:
         return model

@@ -13,7 +13,7 @@ end; all workers take part by default.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State, amount, merge
+from manyheads.algorithms.base import Context, Log, State, amount, check_share, merge
 from manyheads.algorithms.phases import REPRESENTATION, train_alternating
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.models.split import Split
@@ -48,6 +48,9 @@ class FedRep:
     @property
     def order(self) -> Literal["train-mix"]:
         return "train-mix"
+
+    def __post_init__(self) -> None:
+        check_share("participation", self.participation)
 
     def prepare(self, model: Split) -> Split:
         return model

@@ -21,7 +21,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Log, State, amount, run_phases
+from manyheads.algorithms.base import Context, Log, State, amount, check_share, run_phases
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.engine.phase import Phase, cross_entropy
 from manyheads.errors import UserError
@@ -54,6 +54,9 @@ class FedRoD:
     @property
     def order(self) -> Literal["train-mix"]:
         return "train-mix"
+
+    def __post_init__(self) -> None:
+        check_share("participation", self.participation)
 
     def prepare(self, model: Split) -> Split:
         return model.with_head(GENERIC, detach=frozenset({"head"}))
