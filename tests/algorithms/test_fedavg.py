@@ -1,0 +1,74 @@
+"""FedAvg and what the server algorithms share: who takes part, and with which weight."""
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.algorithms import REGISTRY, FedAvg
+from manyheads.algorithms.server import server_weights
+from manyheads.errors import UserError
+
+SERVERS = [kind for kind in REGISTRY.values() if kind.server]
+
+
+def test_the_server_averages_by_samples(lab):
+    kind = FedAvg(epochs=1)
+    session = lab.opened(lab.tiny(kind))
+    trained, _ = kind.local(kind.init(session.ctx), 0, session.ctx)
+    mixed = kind.mix(trained, 0, session.ctx)
+    for name, leaf in trained.params.items():
+        expected = (9 * leaf[0] + 5 * leaf[1] + 8 * leaf[2] + 7 * leaf[3]) / 29
+        torch.testing.assert_close(mixed.params[name], expected.expand_as(leaf), rtol=1e-12, atol=1e-12)
+
+
+def test_only_those_who_take_part_train_count_and_pay(lab):
+    kind = FedAvg(epochs=1, participation=0.5)
+    session = lab.opened(lab.tiny(kind))
+    ctx = session.ctx
+    start = kind.init(ctx)
+    trained, log = kind.local(start, 0, ctx)
+    mixed = kind.mix(trained, 0, ctx)
+    here = ctx.participants(0, 0.5)
+    assert here.sum() == 2
+    weights = np.array([9, 5, 8, 7]) * here
+    for name, leaf in trained.params.items():
+        moved = (leaf != start.params[name]).flatten(1).any(1)
+        assert moved.tolist() == here.tolist()
+        expected = torch.tensordot(torch.from_numpy(weights / weights.sum()), leaf, 1)
+        torch.testing.assert_close(mixed.params[name], expected.expand_as(leaf), rtol=1e-12, atol=1e-12)
+    assert (log["body"].steps.numpy() > 0).tolist() == here.tolist()
+    message = sum(leaf[0].numel() * 8 for leaf in trained.params.values())
+    assert ctx.network.traffic.sent.tolist() == (here * message).tolist()
+    assert ctx.network.traffic.received.tolist() == (here * message).tolist()
+
+
+def test_participants_are_drawn_anew_each_round(lab):
+    ctx = lab.opened(lab.tiny(FedAvg())).ctx
+    drawn = [tuple(ctx.participants(round, 0.5)) for round in range(20)]
+    assert {sum(one) for one in drawn} == {2}
+    assert len(set(drawn)) > 3
+    assert drawn == [tuple(ctx.participants(round, 0.5)) for round in range(20)]
+    assert ctx.participants(0, 1.0).all()
+    assert ctx.participants(0, 0.01).sum() == 1
+
+
+def test_weights(lab):
+    ctx = lab.opened(lab.tiny(FedAvg())).ctx
+    assert server_weights(ctx, 0, "samples", 1.0).tolist() == [9, 5, 8, 7]
+    assert server_weights(ctx, 0, "uniform", 1.0).tolist() == [1, 1, 1, 1]
+    here = ctx.participants(3, 0.5)
+    assert server_weights(ctx, 3, "samples", 0.5).tolist() == (here * [9, 5, 8, 7]).tolist()
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+@pytest.mark.parametrize("participation", [-0.5, 0.0, 1.5])
+def test_participation_outside_its_range_is_refused(lab, kind, participation):
+    with pytest.raises(UserError, match="participation"):
+        lab.tiny(kind(participation=participation))
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_servers_ignore_the_graph(lab, kind):
+    sessions = [lab.opened(lab.tiny(kind(), graph=graph)) for graph in ("ring", "full")]
+    assert [session.experiment.graph for session in sessions] == ["server", "server"]
+    assert len({session.experiment.run_id for session in sessions}) == 1
