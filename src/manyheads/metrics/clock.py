@@ -1,0 +1,92 @@
+"""A simulated clock: how long a run would take if every worker were a machine of its own.
+
+A round lasts as long as the slowest worker's mini-batches take, and then its messages. Every worker has one link to the
+others, which carries both ways at once: all it sends in a round shares the link, and so does all it receives, so that
+twice the neighbours take twice the time; messages of different workers travel at the same time. With a server all
+uploads share the server's link, and then all downloads do. No real clock is looked at: the same experiment takes the
+same simulated time everywhere.
+"""
+
+import copy
+import time
+from dataclasses import dataclass
+from math import prod
+from statistics import median
+
+import numpy as np
+import torch
+
+from manyheads.algorithms.base import Log
+from manyheads.models.split import Split
+from manyheads.network.base import Network
+
+_MEASURED_STEPS = 9
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast the machines and the links between them are."""
+
+    step_seconds: float
+    """A worker's time for one mini-batch."""
+    latency: float
+    """Seconds that every message takes, however short."""
+    bandwidth: float
+    """Bytes a second that a link carries each way."""
+    server: bool
+    """Whether messages go through a server."""
+
+    def round_seconds(self, steps: np.ndarray, sent: np.ndarray, received: np.ndarray) -> float:
+        """One round, from each worker's mini-batches and bytes in it, [N] each."""
+        return self.step_seconds * int(steps.max()) + self._message_seconds(sent, received)
+
+    def _message_seconds(self, sent: np.ndarray, received: np.ndarray) -> float:
+        if not (sent.any() or received.any()):
+            return 0.0
+        if self.server:
+            return 2 * self.latency + int(sent.sum() + received.sum()) / self.bandwidth
+        return self.latency + int(np.maximum(sent, received).max()) / self.bandwidth
+
+
+class Clock:
+    """The simulated seconds of a run so far; told of every round when it ends."""
+
+    def __init__(self, speed: Speed, network: Network, seconds: float = 0.0) -> None:
+        self.speed, self.network, self.seconds = speed, network, seconds
+        self._counted = self._traffic()
+
+    def tick(self, log: Log) -> None:
+        """Add the round that has just ended."""
+        traffic = self._traffic()
+        steps = sum((work.steps for work in log.values()), torch.zeros(len(traffic), dtype=torch.int64))
+        here = torch.cat([steps.unsqueeze(1), traffic - self._counted], dim=1)
+        self._counted = traffic
+        self.seconds += self.speed.round_seconds(*self.network.gather(here).numpy().T)
+
+    def _traffic(self) -> torch.Tensor:
+        """Bytes sent and received by the hosted workers so far, [W, 2]."""
+        traffic = self.network.traffic
+        return torch.from_numpy(np.stack([traffic.sent, traffic.received], axis=1))
+
+
+def measure_step_seconds(model: Split, input_shape: tuple[int, ...], batch_size: int) -> float:
+    """Seconds that one training step of a net takes on one core of this machine: the median of a few."""
+    net = copy.deepcopy(model).train()
+    dtype = next(net.parameters()).dtype
+    x = torch.linspace(-1, 1, batch_size * prod(input_shape), dtype=dtype).view(batch_size, *input_shape)
+    descent = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+
+    def timed_step() -> float:
+        began = time.thread_time()
+        descent.zero_grad()
+        net(x).square().mean().backward()
+        descent.step()
+        return time.thread_time() - began
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        timed_step()
+        return median(timed_step() for _ in range(_MEASURED_STEPS))
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,42 @@
+"""The mean of the workers' tensors and how far they lie from it, over any number of processes."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from manyheads.network.base import Network
+from manyheads.tree import Params
+
+_COLUMNS = 1 << 15
+"""Numbers of a row that are looked at in double precision at a time, so that no leaf is ever copied whole."""
+
+
+class Spread(NamedTuple):
+    """Two numbers about vectors x_i, one for each worker."""
+
+    square_of_mean: float
+    """|xbar|^2."""
+    variance: float
+    """(1/N) sum_i |x_i - xbar|^2."""
+
+    @property
+    def mean_square(self) -> float:
+        """(1/N) sum_i |x_i|^2."""
+        return self.square_of_mean + self.variance
+
+
+def spread(params: Params, network: Network) -> Spread:
+    """The spread of the workers' rows, all leaves [W, ...] of all processes side by side, in double precision."""
+    mean = network.mean(params)
+    squares = torch.zeros(len(network.workers), dtype=torch.float64)
+    for name, leaf in params.items():
+        squares += _square_distances(leaf, mean[name]).cpu()
+    square_of_mean = sum(float(leaf.square().sum()) for leaf in mean.values())
+    return Spread(square_of_mean, float(network.gather(squares).nanmean()))
+
+
+def _square_distances(leaf: Tensor, mean: Tensor) -> Tensor:
+    """|x_i - xbar|^2 of rows [W, ...] from a mean [...], [W]."""
+    blocks = zip(leaf.flatten(1).split(_COLUMNS, dim=1), mean.flatten().split(_COLUMNS), strict=True)
+    return torch.stack([(rows.to(torch.float64) - middle).square().sum(1) for rows, middle in blocks]).sum(0)

@@ -1,0 +1,84 @@
+"""The constants of the paper's Theorem 1, as powers of ten: they overflow any float long before they say anything.
+
+C = 2 (1 + p^-N) / (1 - p^N) and q = (1 - p^N)^(1/N), p the smallest positive weight of P, bound how slowly mixing may
+go. The theorem then asks for a rate beta of at most min(1/L, N/2, (1 - q) / (3 sqrt(2) C L N)), and Corollary 1, which
+sets alpha = 1 / (tau sqrt(K)) and beta = sqrt(N/K), for as many rounds K as make its rates so small. Two repairs:
+
+- alpha: printed as alpha <= (1 + 36 tau^2) / (tau L), where the proof uses alpha tau L (1 + 36 tau^2) <= 1;
+- beta: the proof needs (1 - q)^2 >= 18 C^2 L^2 N^2 (beta^2 + N (2 alpha tau + beta)), which the printed beta does not
+  give, and beta <= N L^2 / (2 L^2 + 2) where the theorem prints N/2.
+
+They rank the full graph worst and the ring best, against all experience. What mixing does is said by the spectral gap.
+"""
+
+from dataclasses import dataclass
+from math import e, exp, expm1, inf, log, log1p, log10, sqrt
+
+from manyheads.topology import Mixing, spectral
+
+_MOST_ROUNDS = 9.0
+"""log10 of more rounds than anybody runs: constants that ask for more say nothing."""
+
+_TINY = 1e-12
+"""Below it log(1 - x) is -x to the last digit."""
+
+
+@dataclass(frozen=True)
+class TheoremConstants:
+    """Theorem 1's constants, each as log10."""
+
+    c: float
+    one_minus_q: float
+    beta: float
+    """The largest rate of the representation that the theorem allows."""
+    rounds_printed: float
+    """Rounds that Corollary 1 takes under the printed conditions."""
+    rounds_repaired: float
+    """Under those the proof needs."""
+
+    @property
+    def vacuous(self) -> bool:
+        """Whether they ask for more rounds than anybody runs."""
+        return self.rounds_repaired > _MOST_ROUNDS
+
+
+def constants(smallest_weight: float, num_workers: int, *, lipschitz: float = 1.0, tau: int = 2) -> TheoremConstants:
+    """The constants of N >= 2 workers from the smallest positive weight of P, below 1; computed in logarithms."""
+    n, lip = num_workers, lipschitz
+    power = n * log(smallest_weight)
+    p_n = exp(power)
+    log_c = log(2) - power + log1p(p_n) - log1p(-p_n)
+    log_gap = log(-expm1(log1p(-p_n) / n)) if p_n > _TINY else power - log(n)
+    log_beta = min(-log(lip), log(n / 2), log_gap - log(3 * sqrt(2) * lip * n) - log_c)
+    # The printed bound on alpha asks for fewer rounds than beta <= 1/L does.
+    printed = log(n) - 2 * log_beta
+
+    # With u = 1 / sqrt(K) the repaired condition reads N u^2 + N (2 + sqrt(N)) u <= r.
+    log_r = 2 * log_gap - log(18 * (lip * n) ** 2) - 2 * log_c
+    linear = n * (2 + sqrt(n))
+    log_u = log(2) + log_r - log(linear + sqrt(linear**2 + 4 * n * exp(log_r)))
+    log_cap = min(-log(lip), log(n * lip**2 / (2 * lip**2 + 2)))
+    repaired = max(-2 * log_u, log(n) - 2 * log_cap, 2 * log(lip * (1 + 36 * tau**2)))
+    return TheoremConstants(*(value * log10(e) for value in (log_c, log_gap, log_beta, printed, repaired)))
+
+
+def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
+    """Theorem 1's constants for a mixing as (label, value) lines, the spectral gap beside them."""
+    matrix = mixing.rows(0).dense()
+    smallest = float(matrix[matrix > 0].min())
+    if mixing.period != 1 or not mixing.doubly_stochastic or smallest == 1:
+        return [("theorem 1", "does not apply: it takes one doubly stochastic P for all rounds, in which workers mix")]
+    found = constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau)
+    gap = spectral(mixing).gap
+    said = "vacuous" if found.vacuous else "within reach"
+    return [
+        ("theorem 1", f"its constants for L = {lipschitz:g}, tau = {tau} ({said}), beside the spectral gap"),
+        ("  C", _power(found.c)),
+        ("  1 - q", f"{_power(found.one_minus_q)} (spectral gap {_power(log10(gap) if gap > 0 else -inf)})"),
+        ("  largest beta", f"{_power(found.beta)} (rule of thumb: a share of gap / L = {gap / lipschitz:.2g})"),
+        ("  fewest rounds", f"{_power(found.rounds_printed)} as printed, {_power(found.rounds_repaired)} repaired"),
+    ]
+
+
+def _power(log10_value: float) -> str:
+    return f"10^{log10_value:.1f}"
