@@ -3,6 +3,10 @@
 import os
 
 from manyheads.engine.chain import ChainKernel, is_chain
+from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
+from manyheads.engine.cuda_graphs.memory import free_memory, plan_memory, settle
+from manyheads.engine.cuda_graphs.precision import Precision
+from manyheads.engine.cuda_graphs.trial import Trial, try_out
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import Engine
@@ -11,16 +15,41 @@ from manyheads.engine.workload import Workload
 from manyheads.errors import UserError, unknown
 from manyheads.models.split import needs_loop
 
-ENGINES = ("auto", "loop", "batched")
+ENGINES = ("auto", "loop", "batched", "cuda-graphs")
 _CHUNK_BYTES = 12 << 20
 """A chunk's moving weights stay in the cache between its steps."""
 
+_FILLED = 0.8
+"""Part of the free memory that a plan may count on: the rest is for heads trained in stacks, and for gaps."""
+_STACKED_HEADS = 0.1
 
-def make_engine(name: str, workload: Workload, *, threads: int | None = None) -> Engine:
-    """The engine called ``name``; ``auto`` takes the faster one (benchmarks/cpu.py shows which and by how much)."""
+
+def make_engine(
+    name: str,
+    workload: Workload,
+    *,
+    threads: int | None = None,
+    precision: Precision | None = None,
+    notes: list[str] | None = None,
+) -> Engine:
+    """The engine called ``name``; ``auto`` takes the fastest (benchmarks/ shows which and by how much).
+
+    Where a net cannot be captured for ``cuda-graphs``, another engine takes its place and ``notes`` says so.
+    """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
+    notes = [] if notes is None else notes
     model, cores = workload.model, threads or os.cpu_count() or 1
+    on_gpu = workload.train.x.device.type == "cuda"
+    if name == "cuda-graphs" and not on_gpu:
+        raise UserError("engine 'cuda-graphs' needs a GPU: use --device cuda, or --engine auto.")
+    if name == "cuda-graphs" or (name == "auto" and on_gpu):
+        trial = try_out(model, tuple(workload.train.x.shape[1:]))
+        obstacle = _obstacle(workload, trial)
+        if obstacle is None:
+            return _cuda_graphs(workload, trial, precision or Precision(), notes)
+        name = "loop"
+        notes.append(f"{obstacle}: engine 'loop' instead of 'cuda-graphs', which is slower.")
     random_module = needs_loop(model)
     if name == "batched" and random_module:
         raise UserError(f"engine 'batched' cannot run {random_module}, which draws its own random numbers: use 'loop'.")
@@ -32,3 +61,40 @@ def make_engine(name: str, workload: Workload, *, threads: int | None = None) ->
     row = sum(p.numel() * p.element_size() for p in model.parameters())
     chunk = max(1, min(-(-len(workload.ids) // cores), _CHUNK_BYTES // max(row, 1)))
     return LocalEngine(workload, kernel, padded=True, chunk_size=chunk, threads=cores, name=name)
+
+
+def _obstacle(workload: Workload, trial: Trial) -> str | None:
+    """What stands against recording the work, if anything does."""
+    if random_module := needs_loop(workload.model):
+        return f"{random_module} draws its own random numbers"
+    if workload.transform is not None:
+        return "the train-time transform runs on the host"
+    if trial.blocked is not None:
+        return f"{trial.blocked} looks at numbers on the way, which a CUDA graph cannot"
+    return None
+
+
+def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, notes: list[str]) -> Engine:
+    """The engine for GPUs, with as many slots as fit."""
+    train = workload.train
+    needed = plan_memory(
+        workload.model,
+        num_workers=len(workload.ids),
+        input_shape=tuple(train.x.shape[1:]),
+        num_samples=len(train.x),
+        batch_size=workload.source.batch_size,
+        precision=precision,
+        trial=trial,
+    )
+    free = free_memory(train.x.device)
+    plan = settle(needed, int(_FILLED * free))
+    if plan.rows_on_host:
+        notes.append("the workers' rows do not fit into the GPU's memory: they stream through it from host memory.")
+    return CudaGraphsEngine(
+        workload,
+        precision=precision,
+        num_slots=plan.lanes,
+        num_stacked=plan.lanes if plan.stacked else int(_STACKED_HEADS * free) // plan.row,
+        rows_on_host=plan.rows_on_host,
+        notes=notes,
+    )

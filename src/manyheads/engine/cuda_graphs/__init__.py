@@ -1,0 +1,7 @@
+"""The engine for GPUs: recorded steps, stacked workers or parallel slots, nothing waited for inside a round."""
+
+from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
+from manyheads.engine.cuda_graphs.memory import MemoryPlan, describe, plan_memory, settle
+from manyheads.engine.cuda_graphs.precision import Precision
+
+__all__ = ["CudaGraphsEngine", "MemoryPlan", "Precision", "describe", "plan_memory", "settle"]

@@ -1,0 +1,91 @@
+"""One step of gradient descent on flat rows, the rate in device memory so that its decay needs no new recording."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from manyheads.engine.cuda_graphs.compiled import compiled
+from manyheads.engine.cuda_graphs.rows import Extras, Rows
+from manyheads.engine.phase import Phase
+from manyheads.engine.sgd import clip_factors
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The numbers of an update that are the same in every round."""
+
+    momentum: float
+    weight_decay: float
+    clip: float | None
+    pull: float
+    """Lambda of the proximal term; 0: none."""
+
+    @staticmethod
+    def of(phase: Phase) -> "Rule":
+        sgd = phase.optimizer
+        return Rule(sgd.momentum, sgd.weight_decay, sgd.clip, 0.0 if phase.proximal is None else phase.proximal[1])
+
+
+def extras(phase: Phase, *, gradient: bool) -> Extras:
+    """What must lie beside the weights that a phase moves."""
+    return Extras(gradient, phase.optimizer.momentum > 0, phase.proximal is not None, phase.mask is not None)
+
+
+def descend_(
+    weight: Tensor,
+    gradient: Tensor,
+    rate: Tensor,
+    rule: Rule,
+    factor: Tensor | None = None,
+    active: Tensor | None = None,
+    momentum: Tensor | None = None,
+    anchor: Tensor | None = None,
+    mask: Tensor | None = None,
+    copy: Tensor | None = None,
+) -> None:
+    """Move weights [R, numbers] in place, and ``copy`` with them.
+
+    ``factor`` [R, 1] is the clip's; a row that is not ``active`` [R, 1] stays. Written so that it compiles to one pass.
+    """
+    direction = gradient.to(weight.dtype)
+    if factor is not None:
+        direction = direction * factor
+    if rule.weight_decay:
+        direction = direction + rule.weight_decay * weight
+    if momentum is not None:
+        direction = momentum.mul_(rule.momentum).add_(direction)
+    if anchor is not None:
+        direction = direction + rule.pull * (weight - anchor)
+    moved = weight - rate * direction
+    if mask is not None:
+        moved = moved * mask
+    if active is not None:
+        moved = torch.where(active, moved, weight)
+    weight.copy_(moved)
+    if copy is not None:
+        copy.copy_(moved)
+
+
+class Descent:
+    """The update of rows whose gradients lie in flat memory."""
+
+    def __init__(self, rule: Rule, rate: Tensor, *, compile: bool) -> None:
+        self.rule, self.rate = rule, rate
+        self.update = compiled(descend_, compile)
+
+    def step(self, rows: Rows, active: Tensor | None = None) -> None:
+        """Clip, then move every part; ``active`` [R, 1]: the rows that move, all of them where None."""
+        factor = None
+        if self.rule.clip is not None:
+            norms = [
+                torch.linalg.vector_norm(part.gradient, dim=1, dtype=part.weight.dtype)
+                for part in rows.parts
+                if part.gradient is not None
+            ]
+            factor = clip_factors(torch.stack(norms).square().sum(0), self.rule.clip).unsqueeze(1)
+        for part in rows.parts:
+            if part.gradient is not None:
+                copy = None if part.compute is part.weight else part.compute
+                beside = (factor, active, part.momentum, part.anchor, part.mask, copy)
+                self.update(part.weight, part.gradient, self.rate, self.rule, *beside)

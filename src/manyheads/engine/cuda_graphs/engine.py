@@ -1,0 +1,263 @@
+"""The engine for a GPU: everything resident, every step recorded once as a CUDA graph, nothing waited for."""
+
+import copy
+from collections.abc import Callable, Hashable
+from math import prod
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from manyheads.data.shards import Shards
+from manyheads.engine.batches import num_batches
+from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted
+from manyheads.engine.cuda_graphs.feed import Entries, Pool, upload
+from manyheads.engine.cuda_graphs.forward import Sweep, extracting, forward_slot, score_all, scoring
+from manyheads.engine.cuda_graphs.kinds import bare, kind
+from manyheads.engine.cuda_graphs.lane import Lane
+from manyheads.engine.cuda_graphs.precision import Precision
+from manyheads.engine.cuda_graphs.rows import Kind
+from manyheads.engine.cuda_graphs.schedule import Schedule, schedule
+from manyheads.engine.cuda_graphs.slots import Slot, Slots
+from manyheads.engine.cuda_graphs.stacked import StackedTrainer, stackable
+from manyheads.engine.cuda_graphs.task import Task, Trainer
+from manyheads.engine.cuda_graphs.training import SlotTrainer
+from manyheads.engine.cuda_graphs.trial import output_shape
+from manyheads.engine.kernel import dropouts, set_modes
+from manyheads.engine.local import LocalEngine
+from manyheads.engine.loop import LoopKernel
+from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
+from manyheads.engine.workload import Workload
+from manyheads.errors import UserError
+from manyheads.models.split import cacheable_prefix, cut
+from manyheads.tree import Buffers, Params, group
+
+_KEPT_SWEEPS = 8
+_LARGEST_GROWTH = 4
+_ALWAYS_CACHED = 1 << 26
+"""Features of so many numbers are cached in any case."""
+Made = TypeVar("Made")
+
+
+class CudaGraphsEngine:
+    """Stacked workers for nets without convolutions and BatchNorm, parallel slots for all others.
+
+    Runs on a CPU too, step by step instead of recorded: that is how it is checked against the plain loop.
+    """
+
+    name = "cuda-graphs"
+
+    def __init__(
+        self,
+        workload: Workload,
+        *,
+        precision: Precision,
+        num_slots: int,
+        num_stacked: int,
+        rows_on_host: bool = False,
+        compile: bool | None = None,
+        notes: list[str] | None = None,
+    ) -> None:
+        """``num_slots`` workers side by side in slots, or ``num_stacked`` in a stack: see memory.plan_memory.
+
+        ``notes`` is added to where the user should be told something.
+        """
+        self.work, self.precision = workload, precision
+        self.device = workload.train.x.device
+        self.dtype = next(workload.model.parameters()).dtype
+        self.layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
+        self.images = any(isinstance(layer, nn.Conv2d) for layer in workload.model.modules())
+        self.num_stacked = max(1, min(num_stacked, len(workload.ids)))
+        self.lanes = [Lane(self.device) for _ in range(max(1, min(num_slots, len(workload.ids))))]
+        self.compile = wanted(self.device) if compile is None else compile
+        self.rows_on_host = rows_on_host
+        """Whether the state should be kept in pinned host memory. Rows are taken from wherever they are."""
+        self.notes: list[str] = [] if notes is None else notes
+        self._made: dict[Hashable, object] = {}
+        self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
+        self._local = LocalEngine(workload, LoopKernel, padded=False, chunk_size=1, threads=1, name=self.name)
+
+    def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
+        work = self.work
+        rows = range(len(work.ids)) if workers is None else workers.tolist()
+        plan = schedule(work.train, rows, work.ids, phase, work.source, round)
+        moved = {**params, **self._room(params, phase, plan)}
+        tracked = {**buffers, **self._room(buffers, phase, plan)}
+        loss = torch.full((len(work.ids),), float("nan"), dtype=self.dtype, device=self.device)
+        if plan.rows:
+            with self.precision.settings(self.device):
+                sums = self._train(Task(plan, phase, params, buffers, moved, tracked))
+            means = sums / upload(plan.samples(), self.device)
+            trained = upload(np.array(plan.rows), self.device)
+            loss[trained] = means.nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+        self._finish(moved)
+        return Fit(moved, tracked, loss)
+
+    def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
+        with self.precision.settings(self.device), torch.no_grad():
+            _, sweep, slots = self._scores(shards)
+            sums = score_all(slots, sweep, params, buffers, shards.num_workers)
+        metric, loss, weight = sums.unbind(1)
+        self._finish(params)
+        return Evaluation(metric / weight, loss / weight, torch.tensor(shards.sizes))
+
+    def gradient(
+        self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
+    ) -> Params:
+        with self.precision.settings(self.device):
+            return self._local.gradient(params, buffers, phase, round, batches=batches)
+
+    def _train(self, task: Task) -> Tensor:
+        """Run one phase; the sums of the workers' losses, in the plan's order [W']."""
+        work, phase, source = self.work, task.phase, self.work.source
+        model, rows, x = work.model, work.train.index, work.train.x
+        depth = self._cached_depth(phase)
+        if depth:
+            model, rows, x = cut(model, depth)[1], None, self._features(depth, task)
+        stacked = stackable(model)
+        entries = Entries(self._pool(x, images=self.images and not stacked), rows, work.train.y)
+        # Recordings serve whoever takes part: there is room for all hosted workers.
+        lengths = [num_batches(size, phase.amount, source) for size in work.train.sizes]
+
+        def make() -> Trainer:
+            if stacked:
+                return StackedTrainer(
+                    model,
+                    bare(phase),
+                    entries,
+                    num_rows=self.num_stacked,
+                    capacity=max(lengths),
+                    batch_size=source.batch_size,
+                    layers=self.layers,
+                    precision=self.precision,
+                    compile=self.compile,
+                    lane=self.lanes[0],
+                )
+            return SlotTrainer(
+                model,
+                bare(phase),
+                entries,
+                capacity=sum(lengths),
+                batch_size=source.batch_size,
+                layers=self.layers,
+                precision=self.precision,
+                channels_last=self.images,
+                compile=self.compile,
+                lanes=self.lanes,
+            )
+
+        def trainer() -> Trainer:
+            return self._recorded(("train", kind(phase)), make, lambda trainer: trainer.record(task.plan))
+
+        return self._compiled_if_possible(trainer).run(task)
+
+    def _compiled_if_possible(self, make: Callable[[], Made]) -> Made:
+        """``make()``; where compiling fails, as it does without a C compiler, the engine does without from then on."""
+        if not self.compile:
+            return make()
+        try:
+            if any(layer.p > 0 for layer in dropouts(self.work.model).values()) and not keeps_dropout(self.device):
+                raise RuntimeError("compiled dropout masks differ")
+            return make()
+        except UserError:
+            raise
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            self.compile = False
+            self.notes.append(f"torch.compile failed ({reason[0][:200]}): running without it, which is slower.")
+            return make()
+
+    def _cached_depth(self, phase: Phase) -> int:
+        """How many layers' features are computed once per phase: none where they would be far larger than the data."""
+        if "representation" in phase.update:
+            return 0
+        key = ("depth", phase.frozen)
+        if key not in self._made:
+            depth, x = cacheable_prefix(self.work.model, phase.frozen), self.work.train.x
+            if depth:
+                size = prod(output_shape(cut(self.work.model, depth)[0], tuple(x.shape[1:])))
+                room = max(_LARGEST_GROWTH * x.numel(), _ALWAYS_CACHED)
+                depth = depth if size * len(self.work.train.index) <= room else 0
+            self._made[key] = depth
+        return cast(int, self._made[key])
+
+    def _features(self, depth: int, task: Task) -> Tensor:
+        """Features [entries, ...] of the first ``depth`` layers for the plan's workers, in memory that stays."""
+        train, phase = self.work.train, task.phase
+
+        def make() -> tuple[Sweep, Slots, Tensor]:
+            model = copy.deepcopy(self.work.model)
+            set_modes(model, phase)
+            prefix, _rest = cut(model, depth)
+            shape = output_shape(prefix, tuple(train.x.shape[1:]))
+            features = torch.zeros(len(train.index) + 1, *shape, dtype=self.dtype, device=self.device)
+            sweep = Sweep(train, self._pool(train.x, images=self.images), features)
+            kind = Kind(1, self.device, self.dtype, self.images, self.precision.low_names(model))
+            slots = [forward_slot(prefix, "representation.", kind, features.new_zeros(1)) for _ in self.lanes]
+            return sweep, Slots(self.lanes, slots, extracting(prefix, sweep, features, self.precision)), features
+
+        def record(made: tuple[Sweep, Slots, Tensor]) -> None:
+            made[1].record(made[0].variants())
+
+        sweep, slots, features = self._recorded(("features", depth, phase.frozen), make, record)
+        jobs = [sweep.jobs[row] for row in task.plan.rows]
+        slots.run(jobs, lambda slot, row: slot.load(task.params, task.buffers, row), lambda slot, row: None)
+        return features[:-1]
+
+    def _scores(self, shards: Shards) -> tuple[Shards, Sweep, Slots]:
+        """The recordings that score every worker on some shards; those of the last few shards are kept."""
+        mine = [key for key in self._made if isinstance(key, tuple) and key[0] == "scores"]
+        if ("scores", id(shards)) not in self._made and len(mine) >= _KEPT_SWEEPS:
+            del self._made[mine[0]]
+
+        def make_slots() -> list[Slot]:
+            kind = Kind(1, self.device, self.dtype, self.images)
+            sums = torch.zeros(3, dtype=self.dtype, device=self.device)
+            return [forward_slot(self.work.model, "", kind, sums) for _ in self.lanes]
+
+        def make() -> tuple[Shards, Sweep, Slots]:
+            model = copy.deepcopy(self.work.model).eval()
+            sweep = Sweep(shards, self._pool(shards.x, images=self.images), next(model.parameters()))
+            slots = self._recorded("score slots", make_slots, lambda _: None)
+            return shards, sweep, Slots(self.lanes, slots, scoring(model, sweep, self.work.metric, self.work.loss))
+
+        def record(made: tuple[Shards, Sweep, Slots]) -> None:
+            made[2].record(made[1].variants())
+
+        return self._recorded(("scores", id(shards)), make, record)
+
+    def _recorded(self, key: Hashable, make: Callable[[], Made], record: Callable[[Made], None]) -> Made:
+        """What ``make`` made for this key, with everything recorded that is needed now."""
+        made = cast(Made, self._made[key]) if key in self._made else make()
+        try:
+            record(made)
+        except torch.OutOfMemoryError:
+            raise UserError("the GPU's memory ran out while recording: lower --workers or --batch-size.") from None
+        self._made[key] = made
+        return made
+
+    def _pool(self, x: Tensor, *, images: bool) -> Pool:
+        key = (x.data_ptr(), images)
+        if key not in self._pools:
+            self._pools[key] = (x, Pool(x, channels_last=images))
+        return self._pools[key][1]
+
+    def _room(self, tree: Params, phase: Phase, plan: Schedule) -> Params:
+        """New memory for the leaves a phase moves; the rows of workers that do not train are there already."""
+        still = sorted(set(range(len(self.work.ids))) - set(plan.rows))
+        known = self.work.model.state_dict().keys()
+        moving = {name: leaf for name, leaf in tree.items() if name in known and group(name) in phase.update}
+        room = {}
+        for name, leaf in moving.items():
+            on_host = leaf.device != self.device
+            room[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device, pin_memory=on_host)
+            if still:
+                rows = torch.tensor(still, device=leaf.device)
+                room[name][rows] = leaf[rows]
+        return room
+
+    def _finish(self, params: Params) -> None:
+        """Rows in host memory can be read by anyone: wait until they are there."""
+        if any(leaf.device != self.device for leaf in params.values()):
+            torch.cuda.synchronize(self.device)

@@ -1,0 +1,73 @@
+"""What each step of a recording reads: the samples, their batches, and the place on the tape, all in device memory."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_SPARE = 4
+"""Rows beyond the last: making a recording takes a few steps, wherever the cursor stands."""
+
+
+class Pool:
+    """Samples that recorded steps gather from; images lie channels-last where asked for."""
+
+    def __init__(self, x: Tensor, *, channels_last: bool) -> None:
+        """``x`` [samples, ...]; kept, or copied where it must lie otherwise."""
+        self.images = channels_last and x.ndim == 4
+        self.x = x.permute(0, 2, 3, 1).contiguous() if self.images else x
+
+    def take(self, rows: Tensor) -> Tensor:
+        """Rows [n] -> samples [n, ...]."""
+        taken = self.x.index_select(0, rows)
+        return taken.permute(0, 3, 1, 2) if self.images else taken
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What stands behind the entries of the shards: a row of the pool and a target for each."""
+
+    pool: Pool
+    rows: Tensor | None
+    """[entries]; None: an entry is its own row."""
+    y: Tensor
+    """[entries, ...]."""
+
+    def look_up(self, entries: Tensor) -> dict[str, Tensor]:
+        """Entries [...] -> ``rows`` of the pool [...] and targets ``y`` [..., ...]."""
+        return {"rows": entries if self.rows is None else self.rows[entries], "y": self.y[entries]}
+
+    def like(self, *shape: int) -> "Shapes":
+        """Room for ``rows`` and ``y`` of so many entries."""
+        return {"rows": (shape, torch.int64), "y": ((*shape, *self.y.shape[1:]), self.y.dtype)}
+
+
+Shapes = Mapping[str, tuple[Sequence[int], torch.dtype]]
+"""Each tensor's shape in one step, and its type."""
+
+
+class Feed:
+    """Tensors with one row per step, filled once per phase; a recording reads the row its cursor stands on."""
+
+    def __init__(self, capacity: int, shapes: Shapes, device: torch.device) -> None:
+        self.tensors = {
+            name: torch.zeros(capacity + _SPARE, *shape, dtype=dtype, device=device)
+            for name, (shape, dtype) in shapes.items()
+        }
+
+    def fill(self, values: Mapping[str, Tensor]) -> None:
+        """Values [steps, ...], by name."""
+        for name, value in values.items():
+            self.tensors[name][: len(value)].copy_(value)
+
+    def read(self, cursor: Tensor) -> dict[str, Tensor]:
+        """Every tensor's row at the cursor [1]."""
+        return {name: tensor.index_select(0, cursor)[0] for name, tensor in self.tensors.items()}
+
+
+def upload(values: np.ndarray, device: torch.device) -> Tensor:
+    """A host array on the device; on a GPU through pinned memory, so that nobody waits for it."""
+    tensor = torch.from_numpy(np.ascontiguousarray(values))
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

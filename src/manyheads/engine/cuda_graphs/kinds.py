@@ -1,0 +1,47 @@
+"""Which phases share their recordings: the same work on other weights, batches and rates."""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from types import FunctionType
+
+from manyheads.engine.cuda_graphs.descent import Rule
+from manyheads.engine.phase import Phase
+
+
+def bare(phase: Phase) -> Phase:
+    """The phase without any worker's tensors: what a recording may hold on to."""
+    return replace(
+        phase,
+        constants={name: leaf.new_zeros(1, *leaf.shape[1:]) for name, leaf in phase.constants.items()},
+        proximal=None if phase.proximal is None else ({}, phase.proximal[1]),
+        mask=None if phase.mask is None else {},
+    )
+
+
+def kind(phase: Phase) -> Hashable:
+    """Equal for phases that differ at most in their stream, their rate and their workers' tensors."""
+    constants = tuple((name, tuple(leaf.shape[1:]), leaf.dtype) for name, leaf in phase.constants.items())
+    return (
+        phase.update,
+        phase.amount,
+        phase.frozen,
+        Rule.of(phase),
+        phase.proximal is None,
+        phase.mask is None,
+        constants,
+        meaning(phase.objective),
+    )
+
+
+def meaning(function: Callable) -> Hashable:
+    """Equal for functions made by the same code out of the same things, such as a closure made anew in every round."""
+    if not isinstance(function, FunctionType):
+        return function
+    things = [*(cell.cell_contents for cell in function.__closure__ or ()), *(function.__defaults__ or ())]
+    inside = tuple(meaning(thing) if callable(thing) else _identity(thing) for thing in things)
+    return (function.__code__, inside)
+
+
+def _identity(thing: object) -> Hashable:
+    """The thing itself where equal things are interchangeable, else which one it is."""
+    return thing if isinstance(thing, (bool, int, float, str, bytes, type(None), frozenset)) else id(thing)

@@ -1,0 +1,76 @@
+"""A lane of the device: a stream and graph memory of its own, in which steps are recorded once and replayed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from manyheads.errors import UserError
+
+Replay = Callable[[], None]
+
+_WARM_UPS = 2
+"""Runs before a capture: libraries pick their kernels and take their workspaces then, which a capture forbids."""
+
+
+class Lane:
+    """On a GPU a stream; on a CPU nothing, so that the same code runs there step by step.
+
+    Graphs of one lane share memory: they never run at the same time, and nothing outside reads what they allocate.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._pool = None if self.stream is None else torch.cuda.graph_pool_handle()
+
+    def use(self) -> AbstractContextManager[object]:
+        """Inside, work goes to this lane."""
+        return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def record(self, step: Callable[[], None]) -> Replay:
+        """``step`` as something that can be replayed. It is run on the way: load what it changes afterwards.
+
+        It may read and write only tensors that stay where they are, and everything that varies must be in them.
+        """
+        if self.stream is None:
+            step()
+            return step
+        self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
+        with self.use():
+            for _ in range(_WARM_UPS):
+                step()
+            self.stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # Autograd's own thread works on the stream too: only this thread is held to the rules of a capture.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except Exception as error:
+                _abandon(graph)
+                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                raise UserError(
+                    f"the model cannot be captured as a CUDA graph ({reason}): use --engine loop."
+                ) from error
+            graph.capture_end()
+        return graph.replay
+
+
+def _abandon(graph: "torch.cuda.CUDAGraph") -> None:
+    """End a capture that failed, so that the stream can be used again."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        return
+
+
+@contextmanager
+def forked(lanes: Sequence[Lane]) -> Iterator[None]:
+    """Inside, the lanes run beside each other, after everything before; what comes after waits for all of them."""
+    streams = [lane.stream for lane in lanes if lane.stream is not None]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream(stream.device))
+    try:
+        yield
+    finally:
+        for stream in streams:
+            torch.cuda.current_stream(stream.device).wait_stream(stream)

@@ -1,0 +1,136 @@
+"""How much device memory a run will need, before it starts: rows, slots or stacked chunks, activations, data."""
+
+from dataclasses import dataclass, replace
+from math import prod
+
+import torch
+from torch import nn
+
+from manyheads.engine.cuda_graphs.forward import WIDTH
+from manyheads.engine.cuda_graphs.precision import Precision
+from manyheads.engine.cuda_graphs.stacked import stackable
+from manyheads.engine.cuda_graphs.trial import Trial, try_out
+from manyheads.errors import UserError
+from manyheads.models.split import Split
+
+_COPIES = 3
+"""Of every worker's row: as a round began, as its phases leave it, as mixing makes it."""
+_PER_ACTIVATION = 3
+"""Numbers held for each that a layer puts out: kept for backward, its gradient, one on the way."""
+_LIBRARIES = 3 << 29
+"""Context, kernels and workspaces."""
+_HEAVY_STEP = 20_000_000_000
+"""Products of a step that alone keeps the device busy: few such steps beside each other are enough."""
+_FEW_SLOTS, _MANY_SLOTS = 4, 8
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes, and what they were counted for."""
+
+    num_workers: int
+    row: int
+    """One worker's weights and statistics."""
+    stacked: bool
+    """Whether workers are stacked in a chunk, or go through slots."""
+    lanes: int
+    """Workers in the chunk, or slots."""
+    lane: int
+    """What one of them takes: its weights at work and its activations."""
+    data: int
+    rows_on_host: bool = False
+    libraries: int = _LIBRARIES
+
+    @property
+    def rows(self) -> int:
+        """All workers' rows, in as many copies as a round holds at once."""
+        return self.num_workers * self.row * _COPIES
+
+    @property
+    def work(self) -> int:
+        return self.lanes * self.lane
+
+    @property
+    def device(self) -> int:
+        """What the device must hold."""
+        return self.work + self.data + self.libraries + (0 if self.rows_on_host else self.rows)
+
+    def fits(self, free: int) -> bool:
+        return self.device <= free
+
+    def largest(self, free: int) -> int:
+        """The most workers whose rows fit beside everything else."""
+        rest = replace(self, num_workers=0, rows_on_host=False).device
+        return max(0, (free - rest) // max(1, self.row * _COPIES))
+
+
+def plan_memory(
+    model: Split,
+    *,
+    num_workers: int,
+    input_shape: tuple[int, ...],
+    num_samples: int,
+    batch_size: int,
+    precision: Precision | None = None,
+    trial: Trial | None = None,
+) -> MemoryPlan:
+    """What ``num_workers`` workers of a net need, over a pool of ``num_samples`` samples."""
+    precision = precision or Precision()
+    trial = trial or try_out(model, input_shape)
+    number = next((p.element_size() for p in model.parameters()), 4)
+    weights = sum(p.numel() for p in model.parameters())
+    row = weights * number + sum(b.numel() * b.element_size() for b in model.buffers())
+    stacked = stackable(model)
+    # At work a weight has its momentum and gradient beside it, and a copy where it is computed with in bf16.
+    at_work = weights * (2 * number + (number if not precision.low else 4))
+    width = batch_size if stacked else max(batch_size, WIDTH // 2)
+    activations = trial.activations * width * (2 if precision.low else number) * _PER_ACTIVATION
+    lanes = num_workers if stacked else choose_slots(trial, batch_size)
+    images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+    data = num_samples * prod(input_shape) * number * (2 if images else 1)
+    return MemoryPlan(num_workers, row, stacked, lanes, at_work + activations, data)
+
+
+def settle(plan: MemoryPlan, free: int) -> MemoryPlan:
+    """The plan cut to ``free`` bytes: fewer slots or a smaller chunk, then rows in host memory; else a UserError."""
+    for on_host in (False, True):
+        lanes = plan.lanes
+        while lanes >= 1:
+            tried = replace(plan, lanes=lanes, rows_on_host=on_host)
+            if tried.fits(free):
+                return tried
+            lanes //= 2
+    smallest = replace(plan, lanes=1)
+    raise UserError(
+        f"{plan.num_workers} workers of this model need {_gigabytes(smallest.device)} on the GPU and {_gigabytes(free)}"
+        f" are free, which is enough for {smallest.largest(free)}: lower --workers or --batch-size."
+    )
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken on a GPU, those that torch holds and does not use among them."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def choose_slots(trial: Trial, batch_size: int) -> int:
+    """How many workers of a convolutional net train beside each other."""
+    return _FEW_SLOTS if trial.products * batch_size > _HEAVY_STEP else _MANY_SLOTS
+
+
+def describe(plan: MemoryPlan) -> list[tuple[str, str]]:
+    """The plan as pairs of a label and its value."""
+    where = "host memory" if plan.rows_on_host else "device memory"
+    lanes = f"{plan.lanes} workers stacked" if plan.stacked else f"{plan.lanes} slots"
+    return [
+        ("one worker", _gigabytes(plan.row)),
+        (f"rows of {plan.num_workers} workers, {_COPIES} copies, in {where}", _gigabytes(plan.rows)),
+        (f"training: {lanes}", _gigabytes(plan.work)),
+        ("data", _gigabytes(plan.data)),
+        ("libraries", _gigabytes(plan.libraries)),
+        ("device memory in all", _gigabytes(plan.device)),
+    ]
+
+
+def _gigabytes(size: int) -> str:
+    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"

@@ -1,0 +1,79 @@
+"""The numbers of the training: which operations run in float64, float32, tf32 or bf16, and whether bits repeat."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from manyheads.errors import unknown
+
+PRECISIONS = ("float64", "float32", "tf32", "bf16")
+_MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Weights that are kept, momentum, losses and scores stay in the model's own type; products follow ``name``."""
+
+    name: str = "float32"
+    deterministic: bool = False
+
+    def __post_init__(self) -> None:
+        if self.name not in PRECISIONS:
+            raise unknown("precision", self.name, PRECISIONS)
+
+    @property
+    def low(self) -> bool:
+        """Whether training runs its products in bf16."""
+        return self.name == "bf16"
+
+    @property
+    def tensor_cores(self) -> bool:
+        """Whether products of float32 numbers may be rounded to tf32."""
+        return self.name in ("tf32", "bf16")
+
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Inside, products run in bf16 where that is the precision."""
+        return torch.autocast(device.type, torch.bfloat16, enabled=self.low, cache_enabled=False)
+
+    def low_names(self, model: nn.Module) -> frozenset[str]:
+        """Parameters of which forward and backward read a bf16 copy, written by the optimiser with every step."""
+        if not self.low:
+            return frozenset()
+        layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _MATRIX_LAYERS)]
+        return frozenset(f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters(recurse=False))
+
+    @contextmanager
+    def settings(self, device: torch.device) -> Iterator[None]:
+        """Inside, torch's global settings are this precision's; after, what they were."""
+        if device.type != "cuda":
+            yield
+            return
+        cudnn = torch.backends.cudnn
+        before = (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+        strict, warns = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        )
+        _set("high" if self.tensor_cores else "highest", self.tensor_cores, not self.deterministic, self.deterministic)
+        if self.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            with torch.cuda.device(device):
+                yield
+        finally:
+            _set(*before)
+            torch.use_deterministic_algorithms(strict, warn_only=warns)
+
+
+def _set(matmul: str, cudnn_tf32: bool, benchmark: bool, deterministic: bool) -> None:
+    with warnings.catch_warnings():
+        # Newer versions announce other names for these switches, which older ones do not have.
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn_tf32
+        torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cudnn.deterministic = deterministic

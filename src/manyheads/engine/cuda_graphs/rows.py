@@ -1,0 +1,187 @@
+"""Rows that stay where they are: some workers' weights in flat memory that recorded steps read and write."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from manyheads.engine.phase import Phase
+from manyheads.tree import Params
+
+_ALIGNMENT = 64
+"""Every leaf starts at a multiple of so many numbers: fast kernels load 16 bytes at once."""
+
+
+class Layout:
+    """Where each leaf stands in a flat row; convolution weights lie channels-last where asked for."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], *, channels_last: bool) -> None:
+        self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.channels_last = channels_last
+        self.offsets: dict[str, int] = {}
+        self.size = 0
+        for name, shape in self.shapes.items():
+            self.offsets[name] = self.size
+            self.size += -(-prod(shape) // _ALIGNMENT) * _ALIGNMENT
+
+    def views(self, flat: Tensor) -> Params:
+        """Flat rows [R, size] -> their leaves, each [R, *shape], in the same memory."""
+        leaves = {}
+        for name, shape in self.shapes.items():
+            part = flat[:, self.offsets[name] : self.offsets[name] + prod(shape)]
+            if self.channels_last and len(shape) == 4:
+                out, channels, height, width = shape
+                leaves[name] = part.view(-1, out, height, width, channels).permute(0, 1, 4, 2, 3)
+            else:
+                leaves[name] = part.view(-1, *shape)
+        return leaves
+
+
+@dataclass
+class Part:
+    """The leaves of one type side by side: every tensor is [R, numbers]."""
+
+    layout: Layout
+    weight: Tensor
+    compute: Tensor
+    """What forward and backward read: the weights themselves, or a copy of lower precision."""
+    gradient: Tensor | None = None
+    momentum: Tensor | None = None
+    anchor: Tensor | None = None
+    mask: Tensor | None = None
+
+    def zero(self) -> None:
+        """Momentum at the start of a phase; the copy of lower precision follows the weights."""
+        if self.momentum is not None:
+            self.momentum.zero_()
+        if self.compute is not self.weight:
+            self.compute.copy_(self.weight)
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a phase keeps about the weights it moves."""
+
+    gradient: bool
+    momentum: bool
+    anchor: bool
+    mask: bool
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How many rows there are and how they lie."""
+
+    num_rows: int
+    device: torch.device
+    dtype: torch.dtype
+    channels_last: bool = False
+    low: frozenset[str] = frozenset()
+    """Leaves that are computed with in bf16."""
+
+
+class Rows:
+    """Leaves of a few workers, in one part for each type they are computed with in."""
+
+    def __init__(self, shapes: Mapping[str, Sequence[int]], kind: Kind, extras: Extras | None = None) -> None:
+        """``extras`` None: leaves that never move, of which only what is computed with is kept."""
+        names = {
+            torch.bfloat16: [n for n in shapes if n in kind.low],
+            kind.dtype: [n for n in shapes if n not in kind.low],
+        }
+        self.parts = [_part({n: shapes[n] for n in own}, kind, dtype, extras) for dtype, own in names.items() if own]
+        self.weight, self.compute, self.gradient, self.anchor, self.mask = (
+            self._views(flat) for flat in ("weight", "compute", "gradient", "anchor", "mask")
+        )
+
+    def _views(self, flat: str) -> Params:
+        flats = [(part.layout, getattr(part, flat)) for part in self.parts]
+        return {name: view for layout, flat in flats if flat is not None for name, view in layout.views(flat).items()}
+
+    def load(self, tree: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+        """Take some workers' rows of ``tree`` [W, ...] and start a phase on them."""
+        load(self.weight, tree, rows)
+        for part in self.parts:
+            part.zero()
+
+    def load_extras(self, phase: Phase, rows: Sequence[int]) -> None:
+        """Take some workers' rows of the phase's anchor and mask."""
+        load(self.anchor, phase.proximal[0] if phase.proximal else {}, rows)
+        load(self.mask, phase.mask or {}, rows)
+
+    def store(self, tree: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+        """Put the rows back into ``tree`` [W, ...]."""
+        store(self.weight, tree, rows)
+
+
+def _part(shapes: Mapping[str, Sequence[int]], kind: Kind, dtype: torch.dtype, extras: Extras | None) -> Part:
+    """A part computed with in ``dtype``."""
+    layout = Layout(shapes, channels_last=kind.channels_last)
+
+    def room(dtype: torch.dtype) -> Tensor:
+        return torch.zeros(kind.num_rows, layout.size, dtype=dtype, device=kind.device)
+
+    if extras is None:
+        weight = room(dtype)
+        return Part(layout, weight, weight)
+    weight = room(kind.dtype)
+    return Part(
+        layout,
+        weight,
+        weight if dtype == kind.dtype else room(dtype),
+        room(dtype) if extras.gradient else None,
+        room(kind.dtype) if extras.momentum else None,
+        room(kind.dtype) if extras.anchor else None,
+        torch.ones_like(weight) if extras.mask else None,
+    )
+
+
+def load(views: Mapping[str, Tensor], tree: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+    """views[name][:k] <- tree[name][rows], for the names that both have."""
+    names = [name for name in views if name in tree]
+    if len(rows) == 1:
+        copy_all([views[name][0] for name in names], [tree[name][rows[0]] for name in names])
+        return
+    index = _Index(rows)
+    for name in names:
+        views[name][: len(rows)].copy_(tree[name][index.on(tree[name].device)], non_blocking=True)
+
+
+def store(views: Mapping[str, Tensor], tree: Mapping[str, Tensor], rows: Sequence[int]) -> None:
+    """tree[name][rows] <- views[name][:k], for the names that both have."""
+    names = [name for name in views if name in tree]
+    if len(rows) == 1:
+        copy_all([tree[name][rows[0]] for name in names], [views[name][0] for name in names])
+        return
+    index = _Index(rows)
+    for name in names:
+        leaf = tree[name]
+        leaf[index.on(leaf.device)] = views[name][: len(rows)].to(leaf.device, leaf.dtype)
+
+
+def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
+    """Copy many tensors: those that lie alike on one device in one launch, the others one by one."""
+    alike: dict[tuple[torch.dtype, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        if target.device == source.device and target.stride() == source.stride():
+            group = alike.setdefault((target.dtype, source.dtype, target.device), ([], []))
+            group[0].append(target)
+            group[1].append(source)
+        else:
+            target.copy_(source, non_blocking=True)
+    for into, out_of in alike.values():
+        torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
+
+
+class _Index:
+    """Rows as an index on the devices where it is asked for, sent once to each."""
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.here = {torch.device("cpu"): torch.tensor(rows)}
+
+    def on(self, device: torch.device) -> Tensor:
+        if device not in self.here:
+            self.here[device] = self.here[torch.device("cpu")].to(device)
+        return self.here[device]

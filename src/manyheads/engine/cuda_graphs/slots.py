@@ -1,0 +1,127 @@
+"""Worker after worker through a few slots side by side: each slot a lane with one worker's rows and recorded steps.
+
+A slot's steps are graphs of their own, so slots never wait for each other: a worker is loaded, its batches are replayed
+one by one, it is stored, and the next one takes the slot. Nothing is padded with finished workers.
+"""
+
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.engine.cuda_graphs.lane import Lane, Replay, forked
+from manyheads.engine.cuda_graphs.rows import Rows, load
+from manyheads.tree import Buffers, Params
+
+Variant = Hashable
+"""Which of a slot's recordings a step replays."""
+
+Move = Callable[["Slot", int], object]
+"""(slot, row): put a worker into a slot, or take it out."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One worker at a time, in memory that stays where it is."""
+
+    frozen: Rows
+    moving: Rows
+    buffers: Buffers
+    """Statistics, each [1, ...] in memory of its own: compiled code that writes one must not meet it in another."""
+    constants: Params
+    """What the objective reads, each [1, ...]."""
+    leaves: Params
+    """The tensors of a forward pass, without the worker axis; those that move carry gradients."""
+    cursor: Tensor
+    """Which row of the feed comes next, [1] int64."""
+    sums: Tensor
+    """What the worker's steps add up, e.g. its loss."""
+
+    @staticmethod
+    def make(frozen: Rows, moving: Rows, buffers: Buffers, constants: Params, sums: Tensor) -> "Slot":
+        """An empty slot, for statistics like ``buffers`` [...] and constants like ``constants`` [W, ...]."""
+        own = {name: torch.zeros_like(leaf, device=sums.device).unsqueeze(0) for name, leaf in buffers.items()}
+        still = {name: leaf[0] for name, leaf in {**frozen.compute, **own}.items()}
+        moves = {name: leaf[0].detach().requires_grad_() for name, leaf in moving.compute.items()}
+        room = {name: leaf.new_zeros(1, *leaf.shape[1:]) for name, leaf in constants.items()}
+        cursor = torch.zeros(1, dtype=torch.int64, device=sums.device)
+        return Slot(frozen, moving, own, room, still | moves, cursor, torch.zeros_like(sums))
+
+    def load(self, params: Params, buffers: Buffers, row: int) -> None:
+        """Take one worker's rows and begin."""
+        self.frozen.load(params, [row])
+        self.moving.load(params, [row])
+        load(self.buffers, buffers, [row])
+        self.sums.zero_()
+
+
+def statistics(model: nn.Module) -> Buffers:
+    """One worker's statistics, [...] each, as the state names them."""
+    kept = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One worker's steps: its row, where its batches begin in the feed, and the recording of each."""
+
+    row: int
+    start: int
+    variants: tuple[Variant, ...]
+
+
+class Slots:
+    """Runs jobs through slots."""
+
+    def __init__(self, lanes: Sequence[Lane], slots: Sequence[Slot], step: Callable[[Slot, Any], None]) -> None:
+        """``step(slot, variant)`` does one step and moves the slot's cursor on."""
+        self.lanes, self.slots, self.step = lanes, slots, step
+        self.recordings: list[dict[Variant, Replay]] = [{} for _ in slots]
+
+    def record(self, variants: Iterable[Variant]) -> None:
+        """Record what is not recorded yet. Slots hold nothing of value meanwhile."""
+        for variant in variants:
+            for lane, slot, recordings in zip(self.lanes, self.slots, self.recordings, strict=True):
+                if variant not in recordings:
+                    slot.cursor.zero_()
+                    recordings[variant] = lane.record(lambda slot=slot, variant=variant: self.step(slot, variant))
+
+    def run(self, jobs: Sequence[Job], load: Move, store: Move) -> None:
+        """Every job in some slot: ``load``, its steps, which are recorded, and ``store``."""
+        with forked(self.lanes):
+            waiting = deque(
+                (lane, self._work(k, mine, load, store))
+                for k, (lane, mine) in enumerate(zip(self.lanes, _share(jobs, len(self.slots)), strict=True))
+            )
+            # One piece of work for each slot in turn: none runs dry while another's queue is filled.
+            while waiting:
+                lane, work = waiting.popleft()
+                with lane.use():
+                    if next(work, None) is not None:
+                        waiting.append((lane, work))
+
+    def _work(self, k: int, jobs: Sequence[Job], load: Move, store: Move) -> Iterator[bool]:
+        slot, recordings = self.slots[k], self.recordings[k]
+        for job in jobs:
+            slot.cursor.fill_(job.start)
+            load(slot, job.row)
+            yield True
+            for variant in job.variants:
+                recordings[variant]()
+                yield True
+            store(slot, job.row)
+            yield True
+
+
+def _share(jobs: Sequence[Job], num_slots: int) -> list[list[Job]]:
+    """The longest job first, each to the slot with the least to do."""
+    shares: list[list[Job]] = [[] for _ in range(num_slots)]
+    load = [0] * num_slots
+    for job in sorted(jobs, key=lambda job: -len(job.variants)):
+        k = load.index(min(load))
+        shares[k].append(job)
+        load[k] += len(job.variants)
+    return shares

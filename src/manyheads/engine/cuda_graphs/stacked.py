@@ -1,0 +1,264 @@
+"""Many workers in stacked products, their whole step in one recording: for nets without convolutions and statistics.
+
+Workers are sorted by their number of batches and recordings exist for a few numbers of leading workers, so that those
+who have finished cost little; within a recording they do not move.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from manyheads.engine.batches import dropout_key
+from manyheads.engine.chain import ChainKernel, _Contribution, is_chain
+from manyheads.engine.cuda_graphs.compiled import compiled
+from manyheads.engine.cuda_graphs.descent import Descent, Rule, extras
+from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
+from manyheads.engine.cuda_graphs.fused import layer_update
+from manyheads.engine.cuda_graphs.lane import Lane, Replay, forked
+from manyheads.engine.cuda_graphs.precision import Precision
+from manyheads.engine.cuda_graphs.rows import Kind, Rows, copy_all, load
+from manyheads.engine.cuda_graphs.schedule import Schedule
+from manyheads.engine.cuda_graphs.slots import statistics
+from manyheads.engine.cuda_graphs.task import Task
+from manyheads.engine.kernel import dropouts, per_sample, set_modes
+from manyheads.engine.phase import Phase
+from manyheads.engine.sgd import clip_factors
+from manyheads.engine.vmapped import Outputs
+from manyheads.models.norm import BatchNorm
+from manyheads.models.split import Split
+from manyheads.tree import Params, add_prefix, group
+
+_SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
+_FEWEST = 8
+
+
+def stackable(model: Split) -> bool:
+    """Whether stacking pays: convolutions would become grouped ones, which are slow, and statistics need masks."""
+    slow = (nn.modules.conv._ConvNd, BatchNorm)
+    return not any(isinstance(layer, slow) for layer in model.modules()) and not statistics(model)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One mini-batch of each of the first A workers."""
+
+    x: Tensor
+    """[A, B, ...]."""
+    y: Tensor
+    """[A, B, ...]."""
+    count: Tensor
+    """True sizes [A]; 0: the worker has finished."""
+    base: Tensor
+    """Dropout bases [A]."""
+    number: Tensor
+    """[1]."""
+    constants: Params
+    """[A, ...] each."""
+
+
+class StackedTrainer:
+    """The recordings of one kind of phase for up to ``num_rows`` workers at once."""
+
+    def __init__(
+        self,
+        model: Split,
+        phase: Phase,
+        entries: Entries,
+        *,
+        num_rows: int,
+        capacity: int,
+        batch_size: int,
+        layers: Mapping[str, int],
+        precision: Precision,
+        compile: bool,
+        lane: Lane,
+    ) -> None:
+        """``capacity``: steps of a phase; ``layers`` numbers the dropout layers."""
+        model = copy.deepcopy(model)
+        set_modes(model, phase)
+        self.entries, self.lane, self.num_rows = entries, lane, num_rows
+        self.device, dtype = entries.y.device, next(model.parameters()).dtype
+        chained = is_chain(model)
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        kind = Kind(num_rows, self.device, dtype, low=precision.low_names(model))
+        beside = extras(phase, gradient=not chained)
+        self.moving = Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, beside)
+        self.frozen = Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind)
+        self.constants = {name: leaf.new_zeros(num_rows, *leaf.shape[1:]) for name, leaf in phase.constants.items()}
+        places = {**entries.like(num_rows, batch_size), "count": ((num_rows,), torch.int64)}
+        self.feed = Feed(capacity, places, self.device)
+        self.bases = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.rate = torch.zeros(1, dtype=dtype, device=self.device)
+        self.sums = torch.zeros(num_rows, dtype=dtype, device=self.device)
+        method = _Chain if chained else _Vmapped
+        self.method = method(model, phase, self.moving, self.frozen, self.rate, layers, precision, compile)
+        self.sizes = sorted({max(min(_FEWEST, num_rows), round(num_rows * share)) for share in _SHARES})
+        self.recordings: dict[int, Replay] = {}
+
+    def record(self, plan: Schedule) -> None:
+        sizes = {size for chunk in self._chunks(plan) for size in self._sizes(plan, chunk)}
+        for size in sorted(sizes - self.recordings.keys(), reverse=True):
+            self.cursor.zero_()
+            self.recordings[size] = self.lane.record(lambda size=size: self._step(size))
+
+    def run(self, task: Task) -> Tensor:
+        plan, sums = task.plan, []
+        self.rate.fill_(task.phase.optimizer.lr)
+        with forked([self.lane]), self.lane.use():
+            for chunk in self._chunks(plan):
+                rows = list(plan.rows[chunk])
+                entries, counts = plan.side_by_side(chunk, self.num_rows)
+                values = self.entries.look_up(upload(entries, self.device))
+                self.feed.fill({**values, "count": upload(counts, self.device)})
+                self.bases[: len(rows)].copy_(upload(plan.bases[chunk], self.device))
+                self._load(task, rows)
+                for size in self._sizes(plan, chunk):
+                    self.recordings[size]()
+                self.moving.store(task.moved, rows)
+                sums.append(self.sums[: len(rows)].clone())
+            return torch.cat(sums)
+
+    def _load(self, task: Task, rows: list[int]) -> None:
+        self.moving.load(task.params, rows)
+        self.moving.load_extras(task.phase, rows)
+        self.frozen.load(task.params, rows)
+        load(self.constants, task.phase.constants, rows)
+        self.cursor.zero_()
+        self.sums.zero_()
+
+    def _chunks(self, plan: Schedule) -> list[slice]:
+        return [slice(k, k + self.num_rows) for k in range(0, len(plan.rows), self.num_rows)]
+
+    def _sizes(self, plan: Schedule, chunk: slice) -> list[int]:
+        """The recording for each of a chunk's steps: the smallest that holds all who still have batches."""
+        lengths = plan.lengths[chunk]
+        active = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
+        return [next(size for size in self.sizes if size >= count) for count in active]
+
+    @torch.no_grad()
+    def _step(self, size: int) -> None:
+        here = self.feed.read(self.cursor)
+        rows, count = here["rows"][:size], here["count"][:size]
+        x = self.entries.pool.take(rows.flatten()).unflatten(0, rows.shape)
+        constants = {name: leaf[:size] for name, leaf in self.constants.items()}
+        sums = self.method.step(Step(x, here["y"][:size], count, self.bases[:size], self.cursor, constants))
+        self.sums[:size].add_(sums.masked_fill(count == 0, 0))
+        self.cursor.add_(1)
+
+
+class _Chain:
+    """Backward rules written by hand, as on the CPU; every layer's gradient is used up as it is made."""
+
+    def __init__(
+        self,
+        model: Split,
+        phase: Phase,
+        moving: Rows,
+        frozen: Rows,
+        rate: Tensor,
+        layers: Mapping[str, int],
+        precision: Precision,
+        compile: bool,
+    ) -> None:
+        self.model, self.phase, self.rate, self.precision = model, phase, rate, precision
+        self.params = {**frozen.compute, **moving.compute}
+        self.kernel = ChainKernel(model, phase, self.params, {}, dict(layers))
+        self.part_of = {name: part for part in moving.parts for name in part.layout.shapes}
+        self.dtype, device = rate.dtype, rate.device
+        # The first number of workers gets code for its size, all others share code for any.
+        self.gradients = compiled(self._gradients, compile, dynamic=None)
+        self.update = layer_update(
+            Rule.of(phase), device, self.dtype, triton=compile, tensor_cores=precision.tensor_cores
+        )
+
+    def step(self, step: Step) -> Tensor:
+        contributions, factor, sums = self.gradients(step.x, step.y, step.count, step.base, step.number, step.constants)
+        for layer, d, x, bias in contributions:
+            self.update(self.part_of[f"{layer}.weight"], layer, d, x, factor, step.count, self.rate, bias=bias)
+        return sums
+
+    def _gradients(self, x: Tensor, y: Tensor, count: Tensor, base: Tensor, number: Tensor, constants: Params):
+        """Each moving layer's gradient in factors (name, d, x, bias), the clip's factors [A], sums of losses [A]."""
+        kernel, (active, size) = self.kernel, x.shape[:2]
+        keys = {name: dropout_key(base, number, kernel.layers[name]) for name in kernel.dropouts}
+        tapes, outputs, contributions = {}, {}, []
+        with self.precision.autocast(x.device):
+            train = kernel.body_moves or self.phase.frozen == "train"
+            features, body_tape = kernel._forward(kernel.body, x, keys, train)
+            for name, layers in kernel.heads.items():
+                outputs[name], tapes[name] = kernel._forward(layers, features, keys, True)
+        valid = (torch.arange(size, device=x.device) < count.unsqueeze(1)).to(self.dtype)
+
+        def mean_losses(outputs: Params) -> tuple[Tensor, Tensor]:
+            flat = {name: output.flatten(0, 1) for name, output in outputs.items()}
+            losses = self.phase.objective(flat, y.flatten(0, 1), per_sample(constants, size))
+            sums = (losses.view(active, size) * valid).sum(1)
+            return (sums / count.clamp(min=1)).sum(), sums
+
+        exact = {name: output.to(self.dtype) for name, output in outputs.items()}
+        gradients, sums = grad(mean_losses, has_aux=True)(exact)
+        into_features: Tensor | None = None
+        with self.precision.autocast(x.device):
+            for name, layers in kernel.heads.items():
+                d = gradients[name].to(outputs[name].dtype)
+                deeper = kernel.body_moves and name not in self.model.detached
+                moves = name in self.phase.update
+                back = kernel._backward(layers, tapes[name], d, moves, deeper, contributions)
+                if back is not None:
+                    into_features = back if into_features is None else into_features + back
+            if into_features is not None:
+                kernel._backward(kernel.body, body_tape, into_features, True, False, contributions)
+        factor = torch.ones(active, dtype=self.dtype, device=x.device)
+        if self.phase.optimizer.clip is not None and contributions:
+            exact = [_Contribution(c.name, c.d.to(self.dtype), c.x.to(self.dtype), c.bias) for c in contributions]
+            factor = clip_factors(torch.stack([c.square_norm() for c in exact]).sum(0), self.phase.optimizer.clip)
+        return [(c.name, c.d, c.x, c.bias) for c in contributions], factor, sums
+
+
+class _Vmapped:
+    """Any other net without randomness of its own, through torch.func's vmap."""
+
+    def __init__(
+        self,
+        model: Split,
+        phase: Phase,
+        moving: Rows,
+        frozen: Rows,
+        rate: Tensor,
+        layers: Mapping[str, int],
+        precision: Precision,
+        compile: bool,
+    ) -> None:
+        self.net, self.phase, self.precision = Outputs(model), phase, precision
+        self.moving, self.frozen = moving, frozen
+        self.keys, self.dtype = {name: layers[name] for name in dropouts(model)}, rate.dtype
+        self.descent = Descent(Rule.of(phase), rate, compile=compile)
+
+    def step(self, step: Step) -> Tensor:
+        active, size = step.x.shape[:2]
+        others = {name: leaf[:active] for name, leaf in self.frozen.compute.items()}
+        others |= {f"{name}.key": dropout_key(step.base, step.number, layer) for name, layer in self.keys.items()}
+        moving = {name: leaf[:active] for name, leaf in self.moving.compute.items()}
+        valid = (torch.arange(size, device=step.x.device) < step.count.unsqueeze(1)).to(self.dtype)
+
+        def loss(moving: Params, others: Params, x: Tensor, y: Tensor, valid: Tensor, count: Tensor, constants: Params):
+            with self.precision.autocast(x.device):
+                outputs = functional_call(self.net, add_prefix({**others, **moving}, "net"), (x,))
+            outputs = {name: output.to(self.dtype) for name, output in outputs.items()}
+            rows = {name: leaf.expand(len(x), *leaf.shape) for name, leaf in constants.items()}
+            total = (self.phase.objective(outputs, y, rows) * valid).sum()
+            return total / count, total
+
+        gradients, sums = vmap(grad(loss, has_aux=True))(
+            moving, others, step.x, step.y, valid, step.count.clamp(min=1), step.constants
+        )
+        into = {name: leaf[:active] for name, leaf in self.moving.gradient.items()}
+        copy_all(into.values(), [gradients[name] for name in into])
+        counts = torch.nn.functional.pad(step.count, (0, len(self.moving.parts[0].weight) - active))
+        self.descent.step(self.moving, (counts > 0).unsqueeze(1))
+        return sums

@@ -1,0 +1,158 @@
+"""Training in slots: a recorded step gathers a worker's batch, runs the net forward and backward, and moves its row."""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from manyheads.engine.batches import dropout_key
+from manyheads.engine.cuda_graphs.compiled import compiled
+from manyheads.engine.cuda_graphs.descent import Descent, Rule, extras
+from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
+from manyheads.engine.cuda_graphs.lane import Lane
+from manyheads.engine.cuda_graphs.precision import Precision
+from manyheads.engine.cuda_graphs.rows import Kind, Rows, copy_all, load, store
+from manyheads.engine.cuda_graphs.schedule import Schedule
+from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, statistics
+from manyheads.engine.cuda_graphs.task import Task
+from manyheads.engine.kernel import dropouts, set_modes
+from manyheads.engine.phase import Phase
+from manyheads.engine.vmapped import Outputs
+from manyheads.models.norm import BatchNorm
+from manyheads.models.split import Split
+from manyheads.tree import Params, add_prefix, group
+
+_SMALLEST_CUT_BATCH = 32
+_TAIL_EIGHTHS = (1, 2, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Width:
+    """How many samples a recorded step takes, and whether some of them may be padding."""
+
+    samples: int
+    padded: bool
+
+
+class SlotTrainer:
+    """Any net that can be captured, worker by worker."""
+
+    def __init__(
+        self,
+        model: Split,
+        phase: Phase,
+        entries: Entries,
+        *,
+        capacity: int,
+        batch_size: int,
+        layers: Mapping[str, int],
+        precision: Precision,
+        channels_last: bool,
+        compile: bool,
+        lanes: Sequence[Lane],
+    ) -> None:
+        """``capacity``: batches of a phase; ``layers`` numbers the dropout layers."""
+        model = copy.deepcopy(model)
+        set_modes(model, phase)
+        self.net, self.phase, self.entries, self.precision = Outputs(model), phase, entries, precision
+        self.batch_size, self.compile = batch_size, compile
+        self.device, self.dtype = entries.y.device, next(model.parameters()).dtype
+        self.feed = Feed(capacity, {**entries.like(batch_size), "facts": ((3,), torch.int64)}, self.device)
+        self.keys = {name: layers[name] for name in dropouts(model)}
+        self.norms = [name for name, layer in model.named_modules() if isinstance(layer, BatchNorm) and layer.training]
+        self.rate = torch.zeros(1, dtype=self.dtype, device=self.device)
+        self.descent = Descent(Rule.of(phase), self.rate, compile=compile)
+        # Full batches get code for their one size; the few sizes of last batches share code for any.
+        self.full_losses = compiled(self._losses, compile)
+        self.tail_losses = compiled(self._losses, compile, dynamic=None)
+
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
+        slots = [
+            Slot.make(
+                Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind),
+                Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, extras(phase, gradient=True)),
+                statistics(model),
+                phase.constants,
+                self.rate,
+            )
+            for _ in lanes
+        ]
+        self.slots = Slots(lanes, slots, self._step)
+
+    def record(self, plan: Schedule) -> None:
+        self.slots.record({self._width(int(count)) for count in np.unique(plan.counts)})
+
+    def run(self, task: Task) -> Tensor:
+        plan, phase = task.plan, task.phase
+        facts = np.stack([plan.counts, np.repeat(plan.bases, plan.lengths), plan.steps], axis=1)
+        values = self.entries.look_up(upload(plan.entries, self.device))
+        self.feed.fill({**values, "facts": upload(facts, self.device)})
+        self.rate.fill_(phase.optimizer.lr)
+        sums = torch.zeros(len(plan.rows), dtype=self.dtype, device=self.device)
+        place = {row: k for k, row in enumerate(plan.rows)}
+
+        def take(slot: Slot, row: int) -> None:
+            slot.load(task.params, task.buffers, row)
+            load(slot.constants, phase.constants, [row])
+            slot.moving.load_extras(phase, [row])
+
+        def put(slot: Slot, row: int) -> None:
+            slot.moving.store(task.moved, [row])
+            store({n: leaf for n, leaf in slot.buffers.items() if group(n) in phase.update}, task.tracked, [row])
+            sums[place[row]].copy_(slot.sums[0])
+
+        jobs = []
+        for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True):
+            widths = (self._width(int(count)) for count in plan.counts[start : start + length])
+            jobs.append(Job(row, int(start), tuple(widths)))
+        self.slots.run(jobs, take, put)
+        return sums
+
+    def _width(self, count: int) -> Width:
+        """The recording for a batch of this size."""
+        size = self.batch_size
+        if count == size:
+            return Width(size, False)
+        if size < _SMALLEST_CUT_BATCH:
+            return Width(size, bool(self.norms))
+        tails = (-(-size * eighths // 8) for eighths in _TAIL_EIGHTHS)
+        return Width(min(tail for tail in tails if tail >= count), True)
+
+    def _step(self, slot: Slot, width: Width) -> None:
+        """One mini-batch of the worker in the slot."""
+        with torch.no_grad():
+            here = self.feed.read(slot.cursor)
+            x, y = self.entries.pool.take(here["rows"][: width.samples]), here["y"][: width.samples]
+        if self.compile and width.padded:
+            torch._dynamo.maybe_mark_dynamic(x, 0)
+            torch._dynamo.maybe_mark_dynamic(y, 0)
+        losses = self.tail_losses if width.padded else self.full_losses
+        with torch.enable_grad():
+            mean, total = losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
+            gradients = torch.autograd.grad(mean, [slot.leaves[name] for name in slot.moving.gradient])
+        with torch.no_grad():
+            copy_all([view[0] for view in slot.moving.gradient.values()], gradients)
+            self.descent.step(slot.moving)
+            slot.sums.add_(total)
+            slot.cursor.add_(1)
+
+    def _losses(
+        self, leaves: Params, x: Tensor, y: Tensor, facts: Tensor, constants: Params, padded: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Mean and sum of a batch's losses; ``facts`` [3]: its true size, the dropout base, the step's number."""
+        count, base, step = facts.unbind()
+        valid = (torch.arange(len(x), device=x.device) < count).to(self.dtype)
+        supplied = {f"{name}.key": dropout_key(base, step, layer) for name, layer in self.keys.items()}
+        if padded:
+            supplied |= {f"{name}.sample_weight": valid for name in self.norms}
+        with self.precision.autocast(x.device):
+            outputs = functional_call(self.net, add_prefix({**leaves, **supplied}, "net"), (x,))
+        outputs = {name: output.to(self.dtype) for name, output in outputs.items()}
+        rows = {name: leaf.expand(len(x), *leaf.shape[1:]) for name, leaf in constants.items()}
+        total = (self.phase.objective(outputs, y, rows) * valid).sum()
+        return total / count, total.detach()

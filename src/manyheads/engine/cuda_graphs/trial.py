@@ -1,0 +1,69 @@
+"""A net tried out on samples without data: whether it can be captured, how much it computes, how much it keeps."""
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.models.split import Split
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one pass over one sample takes."""
+
+    blocked: str | None
+    """The module that needs to look at numbers on the way, which a graph cannot; None: there is none."""
+    activations: int
+    """Numbers that layers put out."""
+    products: int
+    """Multiplications of convolutions and linear layers."""
+
+
+def try_out(model: Split, input_shape: tuple[int, ...]) -> Trial:
+    """Run the net in train mode on the meta device, where tensors have shapes and no numbers."""
+    net = copy.deepcopy(model).to("meta").train()
+    inside: list[str] = []
+    numbers = {"activations": 0, "products": 0}
+
+    def watch(name: str, module: nn.Module) -> None:
+        def enter(*_: object) -> None:
+            inside.append(name)
+
+        def leave(module: nn.Module, _: object, output: object) -> None:
+            inside.pop()
+            if isinstance(output, Tensor) and not list(module.children()):
+                numbers["activations"] += output.numel()
+                numbers["products"] += _products(module, output)
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+
+    for name, module in net.named_modules():
+        watch(name or type(module).__name__, module)
+    dtype = next((p.dtype for p in net.parameters()), torch.float32)
+    samples = 2
+    blocked = None
+    try:
+        with torch.no_grad():
+            net(torch.empty(samples, *input_shape, dtype=dtype, device="meta"))
+    except (RuntimeError, NotImplementedError, ValueError, TypeError):
+        blocked = inside[-1] if inside else "the model"
+    return Trial(blocked, numbers["activations"] // samples, numbers["products"] // samples)
+
+
+def output_shape(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of what a module makes of one sample, in eval mode."""
+    net = copy.deepcopy(module).to("meta").eval()
+    dtype = next((p.dtype for p in net.parameters()), torch.float32)
+    with torch.no_grad():
+        return tuple(net(torch.empty(2, *input_shape, dtype=dtype, device="meta")).shape[1:])
+
+
+def _products(module: nn.Module, output: Tensor) -> int:
+    if isinstance(module, nn.Linear):
+        return output.numel() * module.in_features
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return output.numel() * module.weight[0].numel()
+    return 0

@@ -1,0 +1,318 @@
+"""The engine for GPUs against the plain loop: step by step on a CPU, recorded on a GPU."""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from manyheads.data.shards import Shards
+from manyheads.engine.batches import Source
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.local import LocalEngine
+from manyheads.engine.loop import LoopKernel
+from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
+from manyheads.engine.workload import Workload
+from manyheads.models.norm import has_batchnorm
+from manyheads.models.split import Split, split
+from manyheads.tree import Buffers, Params
+
+CLASSES, BATCH = 3, 4
+SIZES = (9, 4, 17, 1, 0, 6)
+HEAD, BODY, WHOLE = frozenset({"head"}), frozenset({"representation"}), frozenset({"head", "representation"})
+PLAIN, FULL = SGD(0.1), SGD(0.05, momentum=0.9, weight_decay=0.01, clip=0.5)
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")],
+    ),
+]
+
+
+class Block(nn.Module):
+    """A small residual block with BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.bn(self.conv(x)) + x)
+
+
+def named(**layers: nn.Module) -> nn.Sequential:
+    return nn.Sequential(OrderedDict(layers))
+
+
+def chain() -> nn.Module:
+    return named(
+        flat=nn.Flatten(), fc1=nn.Linear(32, 8), relu1=nn.ReLU(), drop=nn.Dropout(0.3),
+        fc2=nn.Linear(8, 6, bias=False), relu2=nn.ReLU(), fc3=nn.Linear(6, CLASSES),
+    )  # fmt: skip
+
+
+def other() -> nn.Module:
+    return named(
+        flat=nn.Flatten(), fc1=nn.Linear(32, 8), norm=nn.LayerNorm(8), gelu=nn.GELU(), drop=nn.Dropout(0.3),
+        fc2=nn.Linear(8, CLASSES),
+    )  # fmt: skip
+
+
+def convolutional() -> nn.Module:
+    return named(
+        conv=nn.Conv2d(2, 4, 3, padding=1), relu=nn.ReLU(), pool=nn.MaxPool2d(2), flat=nn.Flatten(),
+        drop=nn.Dropout(0.3), fc1=nn.Linear(16, 8), relu1=nn.ReLU(), fc2=nn.Linear(8, CLASSES),
+    )  # fmt: skip
+
+
+def normalised() -> nn.Module:
+    return named(
+        conv=nn.Conv2d(2, 4, 3, padding=1, bias=False), bn=nn.BatchNorm2d(4), relu=nn.ReLU(), block=Block(),
+        pool=nn.AdaptiveAvgPool2d(1), flat=nn.Flatten(), fc=nn.Linear(4, CLASSES),
+    )  # fmt: skip
+
+
+NETS = {"chain": chain, "other": other, "convolutional": convolutional, "normalised": normalised}
+
+
+def make_model(net: str, dtype: torch.dtype) -> Split:
+    torch.manual_seed(3)
+    return split(NETS[net](), None, torch.randn(2, 2, 4, 4)).to(dtype)
+
+
+def make_shards(sizes: tuple[int, ...], dtype: torch.dtype, device: str) -> Shards:
+    """Shards that share samples of one pool."""
+    generator = torch.Generator().manual_seed(5)
+    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
+    x = torch.randn(20, 2, 4, 4, generator=generator, dtype=torch.float64)
+    index = torch.randint(20, (ends[-1],), generator=generator)
+    y = torch.randint(CLASSES, (ends[-1],), generator=generator)
+    return Shards(x, index, y, tuple(ends)).to(device, dtype)
+
+
+def make_state(model: Split, num_workers: int, device: str) -> tuple[Params, Buffers]:
+    """Every worker its own weights."""
+    generator = torch.Generator().manual_seed(7)
+
+    def spread(leaf: Tensor) -> Tensor:
+        noise = torch.randn(num_workers, *leaf.shape, generator=generator, dtype=torch.float64)
+        return (
+            leaf.detach() + 0.1 * noise.to(leaf.dtype) if leaf.is_floating_point() else leaf.expand(num_workers)
+        ).to(device)
+
+    kept = model.state_dict().keys()
+    params = {name: spread(p) for name, p in model.named_parameters()}
+    buffers = {
+        name: spread(b).abs() if b.is_floating_point() else spread(b)
+        for name, b in model.named_buffers()
+        if name in kept
+    }
+    return params, buffers
+
+
+class Sides:
+    """The two engines on the same work."""
+
+    def __init__(
+        self,
+        model: Split,
+        device: str,
+        *,
+        batch_size: int = BATCH,
+        sizes: tuple[int, ...] = SIZES,
+        precision: str = "float32",
+        num_slots: int = 2,
+        num_stacked: int = 4,
+    ) -> None:
+        dtype = next(model.parameters()).dtype
+        source = Source(11, batch_size, has_batchnorm(model))
+        self.ids = tuple(range(10, 10 + len(sizes)))
+        train = make_shards(sizes, dtype, device)
+        self.work = Workload(model.to(device), train, self.ids, source, cross_entropy, accuracy)
+        self.loop = LocalEngine(self.work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
+        self.ours = CudaGraphsEngine(
+            self.work, precision=Precision(precision), num_slots=num_slots, num_stacked=num_stacked, compile=False
+        )
+        self.params, self.buffers = make_state(model, len(sizes), device)
+
+    def check(self, phase: Phase, *, rounds: int = 2, workers: Tensor | None = None, tolerance: float = 1e-9) -> None:
+        """Run both from the same state, round after round."""
+        params, buffers = self.params, self.buffers
+        for round in range(rounds):
+            here = replace(phase, optimizer=replace(phase.optimizer, lr=phase.optimizer.lr * 0.5**round))
+            before = {name: leaf.clone() for name, leaf in {**params, **buffers}.items()}
+            expected = self.loop.fit(params, buffers, here, round, workers=workers)
+            result = self.ours.fit(params, buffers, here, round, workers=workers)
+            for name, leaf in {**params, **buffers}.items():
+                assert torch.equal(leaf, before[name]), f"{name} was changed"
+            close(result.params, expected.params, tolerance)
+            close(result.buffers, expected.buffers, tolerance)
+            torch.testing.assert_close(result.loss, expected.loss, rtol=tolerance, atol=tolerance, equal_nan=True)
+            assert not all(torch.equal(expected.params[n], params[n]) for n in params), "nothing moved"
+            params, buffers = expected.params, expected.buffers
+
+
+def close(result: Params, expected: Params, tolerance: float) -> None:
+    assert result.keys() == expected.keys()
+    for name, leaf in expected.items():
+        torch.testing.assert_close(
+            result[name], leaf, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def phase_of(update: frozenset[str], sgd: SGD = FULL, **options) -> Phase:
+    stream = "head" if update == HEAD else "body"
+    return Phase(stream, update, options.pop("amount", Epochs(2)), sgd, single_head(cross_entropy), **options)
+
+
+PHASES = {
+    "whole": phase_of(WHOLE),
+    "whole, plain": phase_of(WHOLE, PLAIN),
+    "body": phase_of(BODY),
+    "head": phase_of(HEAD),
+    "head, eval": phase_of(HEAD, frozen="eval"),
+    "steps": phase_of(WHOLE, amount=Steps(3)),
+}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("net", NETS)
+def test_agrees_with_the_loop(net: str, phase: str, device: str) -> None:
+    Sides(make_model(net, torch.float64), device, precision="float64").check(PHASES[phase])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+def test_anchor_mask_and_absent_workers(net: str, device: str) -> None:
+    sides = Sides(make_model(net, torch.float64), device, precision="float64")
+    generator = torch.Generator().manual_seed(1)
+    mask = {
+        name: (torch.rand(leaf.shape, generator=generator) < 0.5).to(device)
+        for name, leaf in sides.params.items()
+        if name.endswith("weight")
+    }
+    anchor = {name: leaf + 1 for name, leaf in sides.params.items()}
+    phase = phase_of(WHOLE, proximal=(anchor, 0.7), mask={name: leaf.double() for name, leaf in mask.items()})
+    sides.check(phase, workers=torch.tensor([2, 0, 3]))
+    moved = sides.ours.fit(sides.params, sides.buffers, phase, 0).params
+    for name, leaf in mask.items():
+        assert not moved[name][2][~leaf[2]].any(), "a masked weight is zero"
+
+
+def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:
+    generic = outputs["generic"]
+    return cross_entropy(generic + constants["bias"], y) + cross_entropy(generic.detach() + outputs["head"], y)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+def test_two_heads_and_constants(net: str, device: str) -> None:
+    model = make_model(net, torch.float64).with_head("generic", detach=frozenset({"head"}))
+    sides = Sides(model, device, precision="float64")
+    bias = torch.arange(len(SIZES) * CLASSES, device=device, dtype=torch.float64).view(-1, CLASSES)
+    groups = frozenset({"representation", "head", "generic"})
+    sides.check(Phase("body", groups, Epochs(2), FULL, two_losses, {"bias": bias}))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", ["convolutional", "normalised"])
+def test_short_batches_of_every_length(net: str, device: str) -> None:
+    """Large batches are cut to a few widths; statistics are those of the true samples."""
+    sizes = (33, 34, 36, 40, 49, 57, 63, 64, 65, 3)
+    sides = Sides(make_model(net, torch.float64), device, precision="float64", batch_size=32, sizes=sizes, num_slots=3)
+    sides.check(phase_of(WHOLE, amount=Epochs(1)), rounds=1)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", ["chain", "normalised"])
+def test_nothing_depends_on_slots_or_chunks(net: str, device: str) -> None:
+    model = make_model(net, torch.float64)
+    fits = []
+    for number in (1, 2, 6):
+        sides = Sides(model, device, precision="float64", num_slots=number, num_stacked=number)
+        fits.append(sides.ours.fit(sides.params, sides.buffers, phase_of(WHOLE), 3))
+    for fit in fits[1:]:
+        close({**fit.params, **fit.buffers}, {**fits[0].params, **fits[0].buffers}, 1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+def test_scores(net: str, device: str) -> None:
+    sides = Sides(make_model(net, torch.float64), device, precision="float64")
+    weighted = make_shards((0, 600, 3, 1, 256, 20), torch.float64, device)
+    weight = torch.rand(weighted.offsets[-1], device=device, dtype=torch.float64)
+    for shards in (sides.work.train, replace(weighted, weight=weight), sides.work.train):
+        expected = sides.loop.evaluate(sides.params, sides.buffers, shards)
+        result = sides.ours.evaluate(sides.params, sides.buffers, shards)
+        for kind in ("metric", "loss", "count"):
+            torch.testing.assert_close(getattr(result, kind), getattr(expected, kind), equal_nan=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", NETS)
+def test_gradient(net: str, device: str) -> None:
+    sides = Sides(make_model(net, torch.float64), device, precision="float64", sizes=(9, 4, 17))
+    expected, result = (
+        engine.gradient(sides.params, sides.buffers, phase_of(BODY), 1, batches=Steps(1))
+        for engine in (sides.loop, sides.ours)
+    )
+    close(result, expected, 1e-12)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", ["chain", "convolutional", "normalised"])
+def test_bf16_stays_near_and_keeps_its_copy(net: str, device: str) -> None:
+    sides = Sides(make_model(net, torch.float32), device, precision="bf16")
+    for phase in (PHASES["whole"], PHASES["head"]):
+        expected = sides.loop.fit(sides.params, sides.buffers, phase, 0)
+        result = sides.ours.fit(sides.params, sides.buffers, phase, 0)
+        for name, leaf in expected.params.items():
+            assert result.params[name].dtype == torch.float32
+            moved = (leaf - sides.params[name]).norm()
+            assert (result.params[name] - leaf).norm() <= 0.1 * moved + 1e-6, name
+        torch.testing.assert_close(result.loss, expected.loss, rtol=0.05, atol=0.05, equal_nan=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@pytest.mark.parametrize("net", NETS)
+def test_rows_in_host_memory(net: str) -> None:
+    sides = Sides(make_model(net, torch.float64), "cuda", precision="float64")
+    params, buffers = ({n: leaf.cpu().pin_memory() for n, leaf in t.items()} for t in (sides.params, sides.buffers))
+    for phase in (PHASES["whole"], PHASES["head"]):
+        expected = sides.ours.fit(sides.params, sides.buffers, phase, 0, workers=torch.tensor([2, 0]))
+        result = sides.ours.fit(params, buffers, phase, 0, workers=torch.tensor([2, 0]))
+        close(result.params, {n: leaf.cpu() for n, leaf in expected.params.items()}, 1e-12)
+        close(result.buffers, {n: leaf.cpu() for n, leaf in expected.buffers.items()}, 1e-12)
+
+
+def test_recordings_are_made_once() -> None:
+    """Rates fall, rounds and streams change, the objective is made anew: the recordings stay."""
+    sides = Sides(make_model("convolutional", torch.float64), "cpu", precision="float64")
+    made = []
+    for round in range(3):
+        phase = Phase("ab"[round % 2], WHOLE, Epochs(1), SGD(0.1 * 0.9**round), single_head(cross_entropy))
+        sides.ours.fit(sides.params, sides.buffers, phase, round)
+        made.append(dict(sides.ours._made))
+    assert made[0].keys() == made[2].keys()
+    assert all(made[0][key] is made[2][key] for key in made[0])
+
+
+def test_workers_without_batches_keep_their_rows() -> None:
+    sides = Sides(make_model("normalised", torch.float64), "cpu", precision="float64")
+    fit = sides.ours.fit(sides.params, sides.buffers, PHASES["whole"], 0, workers=torch.tensor([3, 4]))
+    close({**fit.params, **fit.buffers}, {**sides.params, **sides.buffers}, 0.0)
+    assert fit.loss.isnan().all()
+
+
+def test_a_broken_worker_shows_and_harms_nobody() -> None:
+    sides = Sides(make_model("chain", torch.float64), "cpu", precision="float64")
+    sides.params["head.fc3.weight"][1] = torch.inf
+    fit = sides.ours.fit(sides.params, sides.buffers, PHASES["whole"], 0)
+    expected = sides.loop.fit(sides.params, sides.buffers, PHASES["whole"], 0)
+    assert fit.loss[1].isinf()
+    assert fit.loss[[0, 2, 5]].isfinite().all()
+    torch.testing.assert_close(fit.loss[[0, 2, 5]], expected.loss[[0, 2, 5]])
