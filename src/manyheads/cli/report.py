@@ -1,0 +1,39 @@
+"""``manyheads report``: one HTML page about a run or a comparison, with its pictures and every number as CSV."""
+
+import argparse
+from pathlib import Path
+
+from manyheads.cli.parser import Commands, Parser
+
+_ABOUT = """\
+Report on all finished runs under a folder: DIR/report.html, a page that opens without a network, its pictures in
+DIR/figures (SVG and PNG) and every number in DIR/csv. The runs must agree on everything but the algorithm and its
+options, the seed, and options that were run as a full grid.
+"""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "report",
+        help="write a page about runs: tables, pictures, CSV",
+        usage="manyheads report DIR",
+        description=_ABOUT,
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    parser.add_argument("directory", metavar="DIR", type=Path, help="a run, or a folder of runs")
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads.report import collect, write
+    from manyheads.terminal import waiting
+
+    comparison = collect(args.directory)
+    for remark in comparison.remarks:
+        print(f"note: {remark}")
+    with waiting("drawing"):
+        page = write(comparison)
+    print(page)

@@ -1,0 +1,263 @@
+"""What the report shows, chapter by chapter: which pictures are drawn of a setting and of the whole grid."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from manyheads.algorithms import REGISTRY
+from manyheads.report import pictures
+from manyheads.report.collect import Finished
+from manyheads.report.comparison import Comparison, slugs
+from manyheads.report.numbers import Curve, curve, majority_floor, sorted_workers, worker_accuracies
+from manyheads.report.pictures import Axis, Line, Picture
+from manyheads.terminal import human_bytes, human_seconds
+from manyheads.topology import Mixing, build_mixing, edges, layout, spectral
+
+_ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
+_RANK = Axis("workers, from the lowest accuracy to the highest", lambda value: f"rank {value:.0f}", whole=True)
+_TERMS = {
+    "theory_grad_phi": "|G_φ|²",
+    "theory_grad_theta": "|G_θ|²",
+    "theory_grad_theta_mean": "mean |∇_θ Fᵢ|²",
+    "theory_consensus": "consensus",
+    "theory_m": "M(k)",
+}
+_WIDE_RANGE = 20
+"""From this ratio between the lines' ends on, an axis of bytes or seconds is logarithmic."""
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")), "sent per worker", human_bytes
+_SECONDS = ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")), "simulated time", human_seconds
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """A heading, a few words, and pictures in rows that may have a heading of their own."""
+
+    title: str
+    text: str
+    rows: tuple[tuple[str, tuple[Picture, ...]], ...]
+    small: bool = False
+    """Whether the pictures are maps, of which many stand side by side."""
+
+    @property
+    def single(self) -> bool:
+        """Whether there is but one picture, with room for the words beside it."""
+        return not self.small and sum(len(row) for _, row in self.rows) == 1
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """One line of a chart: what it is called, how it looks, and the runs it is the mean of."""
+
+    label: str
+    colour: int
+    runs: tuple[Finished, ...]
+    dashed: bool = False
+
+    @property
+    def silent(self) -> bool:
+        """Whether the workers exchange nothing."""
+        return self.runs[0].options["graph"] == "none"
+
+
+def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
+    """The chapters of one point of the grid."""
+    prefix = comparison.prefix(setting)
+    own_colours = len({system.algorithm for system in comparison.systems}) == len(comparison.systems)
+    places = {name: place for place, name in enumerate(REGISTRY)}
+    drawn = [
+        _Drawn(system.label, places.get(system.algorithm, i) if own_colours else i, runs, system.server)
+        for i, system in enumerate(comparison.systems)
+        if (runs := comparison.cells.get((i, setting)))
+    ]
+    floor = majority_floor(comparison, setting)
+    chapters = [
+        _learning(f"{prefix}learning", comparison, drawn, None if floor is None else floor.mean),
+        _workers(f"{prefix}workers", comparison, drawn),
+        _graphs(f"{prefix}graph", comparison, drawn),
+        _similarities(f"{prefix}similarity", drawn),
+        _consensus(prefix, drawn),
+        _theory(f"{prefix}theory", drawn),
+    ]
+    return [chapter for chapter in chapters if any(row for _, row in chapter.rows)]
+
+
+def of_systems(comparison: Comparison) -> list[Chapter]:
+    """How each system depends on the grid's options; empty without a grid."""
+    chapters = []
+    for i, name in enumerate(slugs(system.label for system in comparison.systems)):
+        cells = {j: runs for j in range(len(comparison.settings)) if (runs := comparison.cells.get((i, j)))}
+        # Settings that the algorithm does not look at share their runs.
+        settings = [j for j in cells if cells[j] not in [cells[k] for k in cells if k < j]]
+        if len(settings) > 1:
+            drawn = [
+                _Drawn(comparison.settings[j].short, place, cells[j], place >= 8) for place, j in enumerate(settings)
+            ]
+            chapter = _learning(f"{name}-by-setting", comparison, drawn, None)
+            chapters.append(Chapter(comparison.systems[i].label, "", chapter.rows))
+    return chapters
+
+
+def _score_axis(comparison: Comparison, what: str) -> Axis:
+    """An axis of accuracies in percent, or of a regression's metric as it is."""
+    if comparison.is_accuracy:
+        return Axis(f"accuracy{what}, %", lambda value: f"{comparison.score(value)} %", 100)
+    return Axis(f"score{what}", comparison.score)
+
+
+def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor: float | None) -> Chapter:
+    y = _score_axis(comparison, ", mean over workers")
+    row = []
+    for what, x in (("rounds", "round"), ("bytes", "bytes_sent_per_worker"), ("time", "simulated_seconds")):
+        lines = _lines(drawn, x, "accuracy_mean")
+        if not lines or (x != "round" and not any(np.ptp(line.x) for line in lines)):
+            continue
+        row.append(pictures.curves(f"{name}-{what}", lines, _x_axis(x, lines), y, floor=floor))
+    explained = {
+        "Accuracy on each worker's own test samples, after mixing.": True,
+        "Bands are the deviation over seeds.": len(comparison.seeds) > 1,
+        "Dashed: needs a server.": any(line.dashed for line in drawn),
+        "A dotted level is a system that sends nothing.": any(line.silent for line in drawn),
+    }
+    text = " ".join(sentence for sentence, needed in explained.items() if needed)
+    return Chapter("Learning curves", text, (("", tuple(row)),))
+
+
+def _workers(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapter:
+    lines = [_line(line, found) for line in drawn if (found := sorted_workers(line.runs)) is not None]
+    row = (pictures.curves(name, lines, _RANK, _score_axis(comparison, " of each worker")),) if lines else ()
+    text = (
+        "Every worker's accuracy after the last round, sorted, and rank by rank over seeds. A flat line treats all "
+        "workers alike; its left end is the worst served."
+    )
+    return Chapter("The workers", text, (("", row),))
+
+
+def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapter:
+    values = [worker_accuracies(line.runs[0]) for line in drawn]
+    limits = _limits(value for found in values for value in found.values())
+    show = _score_axis(comparison, "").show
+    row = []
+    for line, slug, found in zip(drawn, slugs(line.label for line in drawn), values, strict=True):
+        if found:
+            run, mixing = line.runs[0], _mixing(line.runs[0])
+            graph = run.options["graph"]
+            title = f"{line.label}, {'no exchange' if line.silent else graph}"
+            args = (layout(mixing), edges(mixing) if run.on_graph else [], found, limits, show)
+            row.append(pictures.graph(f"{name}-{slug}", title, *args, server=graph == "server"))
+    text = (
+        "Who mixes with whom, and how well each worker fares after the last round "
+        f"(seed {drawn[0].runs[0].seed}). Yellow is the highest accuracy."
+    )
+    if mixed := next((line.runs[0] for line in drawn if line.runs[0].on_graph), None):
+        text += f" The spectral gap of {mixed.options['graph']} is {spectral(_mixing(mixed)).gap:.2g}."
+    return Chapter("The graph", text, (("", tuple(row)),), small=True)
+
+
+def _mixing(run: Finished) -> Mixing:
+    """A run's mixing without failures; a ring, which is a circle, where there is none."""
+    options = run.options
+    return build_mixing(
+        options["graph"] if run.on_graph else "ring",
+        options["workers"],
+        weights=options.get("weights") or "metropolis",
+        redraw=run.on_graph and bool(options.get("redraw")),
+        seed=run.seed,
+        allow_row_stochastic=True,
+    )
+
+
+def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
+    mapped = [(line.label, line.runs[0].similarity) for line in drawn if line.runs[0].similarity]
+    kinds = {kind for _, maps in mapped for kind in maps}
+    limits = {kind: _limits(v for _, maps in mapped if kind in maps for v in _between(maps[kind])) for kind in kinds}
+    rows = []
+    for (label, maps), slug in zip(mapped, slugs(label for label, _ in mapped), strict=True):
+        correlation = _correlation(maps["data"], maps["heads"]) if {"data", "heads"} <= maps.keys() else None
+        heading = label if correlation is None else f"{label} (correlation of heads with data: {correlation:.2f})"
+        named = [(f"{name}-{slug}-{kind}", kind, maps[kind], limits[kind]) for kind in maps]
+        rows.append((heading, tuple(pictures.similarity_map(*one) for one in named)))
+    text = (
+        "Cosine similarity between every two workers: of their class distributions, their heads and their "
+        "representations, with one scale for each of the three."
+    )
+    return Chapter("How alike the workers are", text, tuple(rows), small=True)
+
+
+def _consensus(prefix: str, drawn: Sequence[_Drawn]) -> Chapter:
+    row = []
+    for metric in ("consensus_error", "consensus_error_relative"):
+        if lines := _positive(_lines(drawn, "round", metric)):
+            label = "consensus error" + (", relative to |φ̄|²" if metric.endswith("relative") else "")
+            name = prefix + metric.replace("_", "-")
+            row.append(pictures.curves(name, lines, _ROUND, Axis(label, _short, log=True)))
+    text = (
+        "How far the workers' representations lie from their mean after mixing: (1/N) Σ |φᵢ − φ̄|², on a logarithmic "
+        "axis. Where a server averages, the error is zero and there is no line."
+    )
+    return Chapter("Consensus", text, (("", tuple(row)),))
+
+
+def _theory(name: str, drawn: Sequence[_Drawn]) -> Chapter:
+    row = []
+    for line, slug in zip(drawn, slugs(line.label for line in drawn), strict=True):
+        terms = [(term, _Drawn(label, place, line.runs)) for place, (term, label) in enumerate(_TERMS.items())]
+        if lines := _positive(found for term, drawn in terms for found in _lines([drawn], "round", term)):
+            axis = Axis(f"{line.label}: M(k) and its terms", _short, log=True)
+            row.append(pictures.curves(f"{name}-{slug}", lines, _ROUND, axis))
+    text = (
+        "The paper's convergence measure M(k) and its terms, from full-batch gradients at the mean representation. "
+        "G_θ is a mean over the workers' heads, in which gradients may cancel; in the mean of |∇_θ Fᵢ|² they cannot."
+    )
+    return Chapter("Convergence", text, (("", tuple(row)),))
+
+
+def _lines(drawn: Sequence[_Drawn], x: str, y: str) -> list[Line]:
+    return [_line(line, found) for line in drawn if (found := curve(line.runs, x, y)) is not None]
+
+
+def _line(drawn: _Drawn, found: Curve) -> Line:
+    return Line(drawn.label, drawn.colour, found.x, found.y, found.deviation, drawn.dashed)
+
+
+def _positive(lines: Iterable[Line]) -> list[Line]:
+    """The parts of some lines that a logarithmic axis can show."""
+    kept = ((line, line.y > 0) for line in lines)
+    return [replace(line, x=line.x[at], y=line.y[at], deviation=line.deviation[at]) for line, at in kept if at.any()]
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _x_axis(metric: str, lines: Sequence[Line]) -> Axis:
+    """The axis of a metric in a unit that suits its numbers."""
+    if metric == "round":
+        return _ROUND
+    ends = [line.x[-1] for line in lines if np.ptp(line.x)]
+    units, what, show = _BYTES if metric == "bytes_sent_per_worker" else _SECONDS
+    size, unit = next(((size, unit) for size, unit in units if max(ends) >= size), units[-1])
+    return Axis(f"{what}, {unit}", show, 1 / size, log=max(ends) > _WIDE_RANGE * min(ends))
+
+
+def _limits(values: Iterable[float]) -> tuple[float, float]:
+    """The ends of a colour scale; apart even if all values are one."""
+    found = [value for value in values if np.isfinite(value)]
+    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.01, high + 0.01)
+
+
+def _between(values: np.ndarray) -> Iterator[float]:
+    """The similarities of different workers."""
+    return iter(values[~np.eye(len(values), dtype=bool)].astype(float).tolist())
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Of two maps [N, N], over the pairs of different workers; None where one of them is constant."""
+    upper = np.triu_indices(len(a), 1)
+    x, y = a[upper].astype(float), b[upper].astype(float)
+    there = np.isfinite(x) & np.isfinite(y)
+    x, y = x[there], y[there]
+    if len(x) < 2 or not np.ptp(x) or not np.ptp(y):
+        return None
+    return float(np.corrcoef(x, y)[0, 1])

@@ -1,0 +1,137 @@
+"""The finished runs under a folder, as they lie on disk."""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from manyheads.errors import UserError
+from manyheads.store import Run
+from manyheads.tune import FOLDER as TUNING
+
+_NEEDED = {"algorithm": dict, "workers": int, "rounds": int, "seed": int, "split": str, "graph": str}
+"""What the report cannot do without in an experiment.json."""
+
+_SIMILARITIES = ("data", "heads", "representations")
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """One finished run."""
+
+    path: Path
+    algorithm: str
+    own: dict[str, Any]
+    """The algorithm's own options."""
+    options: dict[str, Any]
+    """Everything else in experiment.json."""
+    metrics: list[dict[str, Any]]
+    workers: dict[str, Any]
+    """The values of every worker after the last round."""
+    summary: dict[str, Any]
+    damaged: int
+    """Lines that could not be read."""
+
+    @property
+    def seed(self) -> int:
+        return self.options["seed"]
+
+    @property
+    def on_graph(self) -> bool:
+        """Whether workers mix with neighbours: not with a server, not with nobody."""
+        return self.options["graph"] not in ("server", "none")
+
+    @cached_property
+    def similarity(self) -> dict[str, np.ndarray]:
+        """Cosines between the workers, [N, N] each, of those that were kept."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        path = self.path / "similarity.safetensors"
+        try:
+            maps = load_file(path) if path.exists() else {}
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} cannot be read ({error}): put it back, or remove it.") from None
+        shape = (self.options["workers"],) * 2
+        return {name: maps[name] for name in _SIMILARITIES if name in maps and maps[name].shape == shape}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What lies under a folder."""
+
+    folder: Path
+    runs: list[Finished]
+    """Each experiment once, in the order of their paths."""
+    unfinished: int
+    repeated: int
+    """Runs of an experiment that another one is of, too."""
+
+
+def find_runs(folder: Path) -> Found:
+    """Read all runs under a folder; refuse one that holds no finished run, or something else that looks like one."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: give one that manyheads train or compare wrote.")
+    paths = list(_run_folders(folder))
+    if not paths:
+        what = "holds no run" if any(folder.iterdir()) else "is empty"
+        raise UserError(f"{folder} {what}: give a folder that manyheads train or compare wrote.")
+    runs: dict[str, Finished] = {}
+    unfinished = repeated = 0
+    for path in paths:
+        description = _description(path)
+        name = json.dumps(description, sort_keys=True)
+        if (run := _read(path, description)) is None:
+            unfinished += 1
+        elif name in runs:
+            # The same experiment has the same numbers: to count it twice would only make the deviation look smaller.
+            repeated += 1
+        else:
+            runs[name] = run
+    if not runs:
+        which = "the run" if unfinished == 1 else f"each of the {unfinished} runs"
+        raise UserError(f"{which} under {folder} is unfinished: start the command that began it again.")
+    return Found(folder, list(runs.values()), unfinished, repeated)
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """Every run directory, in the order of their paths; what lies inside one belongs to it.
+
+    Runs whose rates were not chosen stay out: they are no part of the comparison.
+    """
+    for root, folders, files in os.walk(folder):
+        if "experiment.json" in files:
+            yield Path(root)
+            folders.clear()
+        folders[:] = sorted(set(folders) - {TUNING})
+
+
+def _description(path: Path) -> dict[str, Any]:
+    file = path / "experiment.json"
+    try:
+        values: Any = json.loads(file.read_bytes())
+    except ValueError:
+        values = None
+    ours = isinstance(values, dict) and all(isinstance(values.get(name), kind) for name, kind in _NEEDED.items())
+    if not ours or not isinstance(values["algorithm"].get("name"), str):
+        raise UserError(f"{file} is damaged, or no experiment of manyheads: move its folder away.")
+    return values
+
+
+def _read(path: Path, description: dict[str, Any]) -> Finished | None:
+    """A run; None: it is not finished."""
+    run = Run.open(path)
+    summary = run.summary()
+    rounds = None if summary is None else summary.get("rounds")
+    if summary is None or not isinstance(rounds, int) or rounds < description["rounds"]:
+        return None
+    options = dict(description)
+    own = dict(options.pop("algorithm"))
+    metrics, workers = run.metrics(), run.workers()
+    last = workers[-1] if workers and workers[-1]["round"] == rounds else {}
+    return Finished(path, own.pop("name"), own, options, metrics, last, summary, run.damaged_lines)

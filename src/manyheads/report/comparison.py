@@ -1,0 +1,266 @@
+"""Runs in their places: systems, the settings of a grid, seeds; and the refusal of runs that cannot be compared."""
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from manyheads.algorithms import REGISTRY
+from manyheads.errors import UserError
+from manyheads.report.collect import Finished, Found, find_runs
+
+_GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw"})
+"""What an algorithm without neighbours does not look at."""
+
+_RATES = frozenset({"batch_size", "lr", "head_lr", "momentum", "weight_decay", "clip", "decay", "step_seconds"})
+"""What may be chosen for each algorithm by itself, so that a comparison is fair; a step's time follows its batch."""
+
+
+@dataclass(frozen=True)
+class System:
+    """What is compared: an algorithm with its options."""
+
+    label: str
+    algorithm: str
+    own: dict[str, Any]
+
+    @property
+    def server(self) -> bool:
+        """Whether a parameter server takes the graph's place."""
+        return self.algorithm in REGISTRY and REGISTRY[self.algorithm].server
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One point of the grid: a value for each option that takes several."""
+
+    values: dict[str, Any]
+
+    def __str__(self) -> str:
+        return ", ".join(f"{words(name)} {shown(value)}" for name, value in self.values.items())
+
+    @property
+    def short(self) -> str:
+        """The values alone."""
+        return ", ".join(map(shown, self.values.values()))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Every finished run in its place."""
+
+    folder: Path
+    systems: tuple[System, ...]
+    settings: tuple[Setting, ...]
+    """At least one; without a grid its values are empty."""
+    cells: dict[tuple[int, int], tuple[Finished, ...]]
+    """(system, setting) -> a run for each seed, ascending. Settings that a system does not look at share its runs."""
+    shared: dict[str, Any]
+    """The options all runs agree on."""
+    apart: tuple[str, ...]
+    """Rates that were chosen for each algorithm by itself."""
+    unfinished: int
+    repeated: int
+
+    @cached_property
+    def runs(self) -> tuple[Finished, ...]:
+        """Every run once, system by system."""
+        return tuple(dict.fromkeys(run for _, runs in sorted(self.cells.items()) for run in runs))
+
+    @property
+    def grid(self) -> tuple[str, ...]:
+        """The options that take several values."""
+        return tuple(self.settings[0].values)
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({run.seed for run in self.runs}))
+
+    @cached_property
+    def is_accuracy(self) -> bool:
+        """Whether the scores are accuracies, and not a regression's metric."""
+        return all(run.summary.get("majority_floor") is not None for run in self.runs)
+
+    @property
+    def unit(self) -> str:
+        """The unit of the scores: percent, or none for a regression's metric."""
+        return "%" if self.is_accuracy else ""
+
+    def score(self, value: float) -> str:
+        """A score for people, in its unit."""
+        return f"{100 * value:.1f}" if self.is_accuracy else f"{value:.3g}"
+
+    def prefix(self, setting: int) -> str:
+        """What the names of a setting's files begin with."""
+        return f"{slugs(map(str, self.settings))[setting]}-" if self.grid else ""
+
+    def place(self, run: Finished) -> str:
+        """A run's directory within the folder."""
+        return run.path.relative_to(self.folder).as_posix()
+
+    @property
+    def remarks(self) -> list[str]:
+        """What was left out, a line each."""
+        damaged = sum(run.damaged for run in self.runs)
+        said = [
+            (self.unfinished, "unfinished run is left out", "unfinished runs are left out"),
+            (self.repeated, "run is left out: its experiment is here twice", "runs are left out: repeated experiments"),
+            (damaged, "damaged line of a run's metrics is skipped", "damaged lines of the runs' metrics are skipped"),
+        ]
+        return [f"{count} {one if count == 1 else many}." for count, one, many in said if count]
+
+
+def collect(folder: Path) -> Comparison:
+    """The comparison that the runs under a folder make; refuses runs that disagree on what they should share."""
+    return compare(find_runs(folder))
+
+
+def compare(found: Found) -> Comparison:
+    """Put runs in their places. Options other than the seed and an algorithm's own must agree or form a full grid."""
+    runs = found.runs
+    names = [name for name in dict.fromkeys(name for run in runs for name in run.options) if name != "seed"]
+    varying = [name for name in names if len(_values(runs, name)) > 1]
+    grid, missing = varying, _missing(runs, varying)
+    if missing:
+        grid = [name for name in varying if name not in _RATES]
+        missing = _missing(runs, grid)
+    if missing:
+        raise UserError(
+            f"the runs under {found.folder} disagree on {missing}: run what is missing, or report them apart."
+        )
+    systems = _systems(runs)
+    settings = [
+        Setting(dict(zip(grid, values, strict=True)))
+        for values in itertools.product(*(_values(runs, name) for name in grid))
+    ]
+    cells = {}
+    for (i, system), (j, setting) in itertools.product(enumerate(systems), enumerate(settings)):
+        here = [run for run in runs if _is(run, system) and _belongs(run, setting)]
+        if here:
+            _check_seeds(found.folder, system, here)
+            cells[i, j] = tuple(sorted(here, key=lambda run: run.seed))
+    return Comparison(
+        folder=found.folder,
+        systems=tuple(systems),
+        settings=tuple(settings),
+        cells=cells,
+        shared={name: _common(runs, name) for name in names if name not in varying},
+        apart=tuple(name for name in varying if name not in grid),
+        unfinished=found.unfinished,
+        repeated=found.repeated,
+    )
+
+
+def words(name: str) -> str:
+    """A field's name as a person says it."""
+    return name.replace("_", " ")
+
+
+def shown(value: Any) -> str:
+    """An option's value for people: words and numbers as they are, objects by what they are."""
+    if isinstance(value, dict):
+        return " ".join(str(value[part]) for part in ("kind", "name") if part in value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return "default" if value is None else str(value)
+
+
+def slugs(labels: Iterable[str]) -> list[str]:
+    """Labels as names of files, each a different one."""
+    found: list[str] = []
+    for label in labels:
+        name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "x"
+        found.append(name if name not in found else f"{name}-{len(found) + 1}")
+    return found
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _open(run: Finished, name: str) -> bool:
+    """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
+    return name in _GRAPH_OPTIONS and not run.on_graph
+
+
+def _value(run: Finished, name: str) -> Any:
+    """A run's value of an option; None for the mixing weights that its algorithm takes by default."""
+    value = run.options.get(name)
+    if name == "weights" and run.algorithm in REGISTRY:
+        default = "uniform" if REGISTRY[run.algorithm].row_stochastic else "metropolis"
+        return None if value == default else value
+    return value
+
+
+def _values(runs: Iterable[Finished], name: str) -> list[Any]:
+    """The different values of an option among the runs that look at it, numbers in their order."""
+    values = [_value(run, name) for run in runs if not _open(run, name)]
+    return sorted({json.dumps(value): value for value in values}.values(), key=_natural)
+
+
+def _common(runs: Sequence[Finished], name: str) -> Any:
+    """The value all runs share: that of the first run which looks at it."""
+    return next((run for run in runs if not _open(run, name)), runs[0]).options.get(name)
+
+
+def _natural(value: Any) -> tuple[str, float, str]:
+    """A sort key: words by the alphabet, numbers and those after a colon by size."""
+    word, _, number = str(value).rpartition(":")
+    try:
+        return word, float(number), ""
+    except ValueError:
+        return word, 0.0, str(value)
+
+
+def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
+    """What keeps some options from being a full grid: which they are, and what was not run; empty: nothing."""
+    values = {name: _values(runs, name) for name in names}
+    for algorithm in dict.fromkeys(run.algorithm for run in runs):
+        mine = [run for run in runs if run.algorithm == algorithm]
+        looked_at = [name for name in names if not all(_open(run, name) for run in mine)]
+        have = {json.dumps([_value(run, name) for name in looked_at]) for run in mine}
+        for point in itertools.product(*(values[name] for name in looked_at)):
+            if json.dumps(point) not in have:
+                # An option of which the algorithm lacks a value; if there is none, only their combination is missing.
+                guilty = [name for name in looked_at if len(_values(mine, name)) < len(values[name])] or looked_at
+                lacking = [f"{_flag(name)} {shown(point[looked_at.index(name)])}" for name in guilty]
+                return f"{', '.join(map(_flag, guilty))} ({algorithm} has no finished run with {', '.join(lacking)})"
+    return ""
+
+
+def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None:
+    """What seeds are averaged over may differ in the seed alone."""
+    for name in runs[0].options:
+        values = sorted({shown(run.options.get(name)) for run in runs})
+        if name != "seed" and len(values) > 1:
+            has = f"{system.label} ran with {', '.join(values)}"
+            raise UserError(f"the runs under {folder} disagree on {_flag(name)} ({has}): report them apart.")
+
+
+def _systems(runs: Sequence[Finished]) -> list[System]:
+    """The algorithms in the registry's order, each with its options; those that differ within one are in its label."""
+    order = [*REGISTRY, *sorted({run.algorithm for run in runs} - REGISTRY.keys())]
+    systems = []
+    for algorithm in order:
+        mine = [run.own for run in runs if run.algorithm == algorithm]
+        variants = list({json.dumps(own, sort_keys=True): own for own in mine}.values())
+        names = [name for name in dict(*variants[:1]) if len({json.dumps(own.get(name)) for own in variants}) > 1]
+        title = REGISTRY[algorithm].title if algorithm in REGISTRY else algorithm
+        for own in sorted(variants, key=lambda own: [_natural(own.get(name)) for name in names]):
+            label = ", ".join([title, *(f"{words(name)} {shown(own.get(name))}" for name in names)])
+            systems.append(System(label, algorithm, own))
+    return systems
+
+
+def _is(run: Finished, system: System) -> bool:
+    return run.algorithm == system.algorithm and run.own == system.own
+
+
+def _belongs(run: Finished, setting: Setting) -> bool:
+    return all(_open(run, name) or _value(run, name) == value for name, value in setting.values.items())

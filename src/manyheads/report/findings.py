@@ -1,0 +1,84 @@
+"""The report in sentences: what was compared, and what came out."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.numbers import at_end, best_system, difference, majority_floor
+
+_MOST_NAMED = 3
+"""Systems that the title names one by one."""
+
+_CONDITIONS = {"workers": "{} workers", "graph": "graph {}", "split": "split {}", "rounds": "{} rounds"}
+
+
+def title(comparison: Comparison) -> str:
+    """Who, on which data."""
+    names = [system.label for system in comparison.systems]
+    who = _listed(names) if len(names) <= _MOST_NAMED else f"{names[0]} and {len(names) - 1} others"
+    return f"{who} on {shown(comparison.shared['data'])}" if "data" in comparison.shared else who
+
+
+def conditions(comparison: Comparison) -> str:
+    """What the systems share, which of them there are where the title has no room for them, and the grid."""
+    names, shared, seeds = [system.label for system in comparison.systems], comparison.shared, comparison.seeds
+    parts = [text.format(shown(shared[name])) for name, text in _CONDITIONS.items() if name in shared]
+    parts.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({', '.join(map(str, seeds))})")
+    said = f"{', '.join(parts)}."
+    if len(names) > _MOST_NAMED:
+        said = f"{_listed(names)}: {said}"
+    for place, name in enumerate(comparison.grid):
+        values = dict.fromkeys(shown(setting.values[name]) for setting in comparison.settings)
+        said += f" {'Each' if place == 0 else 'And each'} with {words(name)} {_listed(list(values))}."
+    return said
+
+
+def verdict(comparison: Comparison) -> str:
+    """What came out: of a single setting in full, of a grid who is ahead how often."""
+    settings = range(len(comparison.settings))
+    if len(settings) == 1:
+        return outcome(comparison, 0)
+    ahead = Counter(
+        comparison.systems[best].label for j in settings if (best := best_system(comparison, j)) is not None
+    )
+    if len(comparison.systems) == 1 or not ahead:
+        return ""
+    wins = [f"{label} in {count}" for label, count in ahead.most_common()]
+    return f"Ahead in accuracy: {_listed(wins)} of {len(settings)} settings."
+
+
+def outcome(comparison: Comparison, setting: int) -> str:
+    """Who is ahead in a setting, by how much, and whether that is more than noise."""
+    best = best_system(comparison, setting)
+    found = None if best is None else at_end(comparison.cells[best, setting], "accuracy_mean")
+    if best is None or found is None:
+        return ""
+    unit = comparison.unit and f" {comparison.unit}"
+    deviation = f" ± {comparison.score(found.deviation)}" if found.deviation else ""
+    said = f"{comparison.systems[best].label} reaches {comparison.score(found.mean)}{deviation}{unit}"
+    said += f"{_lead(comparison, setting, best)}."
+    floor = majority_floor(comparison, setting)
+    if floor is not None:
+        said += f" Naming each worker's most frequent class would score {comparison.score(floor.mean)}{unit}."
+    return said
+
+
+def _lead(comparison: Comparison, setting: int, best: int) -> str:
+    """How far the best is ahead of the next, with the standard error of that over seeds."""
+    gaps = {i: difference(comparison, setting, best, i) for i in range(len(comparison.systems)) if i != best}
+    means = {i: gap.mean for i, gap in gaps.items() if gap is not None}
+    if not means:
+        return ""
+    second = min(means, key=means.__getitem__)
+    gap = gaps[second]
+    assert gap is not None
+    error, noise = "", " (one seed: no error is known)"
+    if gap.error is not None:
+        error = f" ± {comparison.score(gap.error)}"
+        noise = "" if gap.mean > 2 * gap.error else ", which is within the noise"
+    margin = f"{comparison.score(gap.mean)}{error}{' points' if comparison.unit else ''}"
+    return f", {margin} ahead of {comparison.systems[second].label}{noise}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

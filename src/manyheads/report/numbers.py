@@ -1,0 +1,120 @@
+"""What a comparison comes to: means and deviations over seeds, at the end and along the rounds, and who is ahead."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyheads.report.collect import Finished
+from manyheads.report.comparison import Comparison
+
+
+@dataclass(frozen=True)
+class Stat:
+    """A number over seeds."""
+
+    mean: float
+    deviation: float | None
+    """Sample deviation; None for a single seed."""
+    count: int
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean."""
+        return None if self.deviation is None else self.deviation / self.count**0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """Means over seeds, and the deviation of ``y``, zero for a single seed; every array [points]."""
+
+    x: np.ndarray
+    y: np.ndarray
+    deviation: np.ndarray
+
+
+def stat(values: Iterable[float | None]) -> Stat | None:
+    """Mean and deviation of the values that are there; None: there are none."""
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    deviation = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+    return Stat(float(np.mean(numbers)), deviation, len(numbers))
+
+
+def at_end(runs: Iterable[Finished], metric: str) -> Stat | None:
+    """A metric after the last round."""
+    return stat(number(run.summary.get(metric)) for run in runs)
+
+
+def curve(runs: Sequence[Finished], x: str, y: str) -> Curve | None:
+    """``y`` against ``x`` in the evaluated rounds that all seeds have; None: there are none."""
+    tables = []
+    for run in runs:
+        points = {row["round"]: (number(row.get(x)), number(row.get(y))) for row in run.metrics}
+        tables.append({round: point for round, point in points.items() if None not in point})
+    rounds = sorted(set.intersection(*map(set, tables)))
+    if not rounds:
+        return None
+    points = np.array([[table[round] for round in rounds] for table in tables], dtype=float)
+    return Curve(points[:, :, 0].mean(0), *_over_seeds(points[:, :, 1]))
+
+
+def sorted_workers(runs: Sequence[Finished]) -> Curve | None:
+    """The workers' accuracies from the lowest to the highest, rank by rank over seeds; ``x`` is the rank from 1.
+
+    Seeds may leave different numbers of workers without test samples: the fewest ranks are kept, by quantiles.
+    """
+    ranked = [sorted(values.values()) for run in runs if (values := worker_accuracies(run))]
+    if not ranked:
+        return None
+    count = min(map(len, ranked))
+    parts = np.linspace(0, 1, count)
+    points = np.stack([values if len(values) == count else np.quantile(values, parts) for values in ranked])
+    return Curve(np.arange(1.0, count + 1), *_over_seeds(points))
+
+
+def worker_accuracies(run: Finished) -> dict[int, float]:
+    """Worker -> accuracy after the last round, of those that have test samples."""
+    values = run.workers.get("accuracy")
+    listed = enumerate(values if isinstance(values, list) else [])
+    return {worker: value for worker, found in listed if (value := number(found)) is not None}
+
+
+def _over_seeds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and sample deviation of [seeds, points]."""
+    return values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
+
+
+def best_system(
+    comparison: Comparison, setting: int, metric: str = "accuracy_mean", *, highest: bool = True
+) -> int | None:
+    """Which system is ahead in a setting."""
+    means = {
+        i: found.mean
+        for i in range(len(comparison.systems))
+        if (found := at_end(comparison.cells.get((i, setting), ()), metric)) is not None
+    }
+    return (max if highest else min)(means, key=means.__getitem__, default=None)
+
+
+def majority_floor(comparison: Comparison, setting: int) -> Stat | None:
+    """What naming each worker's most frequent class would score; it belongs to data and seed, not to a system."""
+    runs = {run.seed: run for (_, j), cell in comparison.cells.items() if j == setting for run in cell}
+    return at_end(runs.values(), "majority_floor")
+
+
+def difference(comparison: Comparison, setting: int, system: int, other: int) -> Stat | None:
+    """Accuracy of one system minus another's, seed by seed: they share data, graph and first weights."""
+    ours, theirs = (
+        {run.seed: number(run.summary.get("accuracy_mean")) for run in comparison.cells.get((i, setting), ())}
+        for i in (system, other)
+    )
+    pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
+    return stat(a - b for a, b in pairs if a is not None and b is not None)
+
+
+def number(value: Any) -> float | None:
+    """A value from a file if it is a number, else None."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value) else None

@@ -1,0 +1,54 @@
+"""What ran with which options, those marked that are not the default."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from manyheads.algorithms import REGISTRY
+from manyheads.experiment import Experiment, option_defaults
+from manyheads.recipes import RECIPES, Recipe
+from manyheads.report.comparison import Comparison, System, shown, words
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option, its value, and whether that is not the default."""
+
+    name: str
+    value: str
+    changed: bool
+
+
+def shared_options(comparison: Comparison) -> list[Option]:
+    """The options of all runs, in the order of an Experiment; the data set's recipe is the default of its values."""
+    data = comparison.shared.get("data")
+    recipe = RECIPES.get(data) if isinstance(data, str) else None
+    defaults = (Experiment() if recipe is None else Experiment().complete(recipe)).describe()
+    # Without a recipe nobody knows what these would have been; the weights are the algorithm's to choose.
+    unknown = {"weights"} if recipe else {"weights", "step_seconds", *(spec.name for spec in fields(Recipe))}
+    return _options(
+        comparison.shared, {name: value for name, value in defaults.items() if name not in unknown}, defaults
+    )
+
+
+def own_options(system: System) -> list[Option]:
+    """The options of a system's algorithm."""
+    defaults = option_defaults(REGISTRY[system.algorithm]) if system.algorithm in REGISTRY else {}
+    return _options(system.own, defaults, system.own)
+
+
+def options_apart(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """The rates that were chosen for each algorithm by itself: option -> system -> values."""
+    found: dict[str, dict[str, dict[str, None]]] = {words(name): {} for name in comparison.apart}
+    for (i, _), runs in sorted(comparison.cells.items()):
+        for name in comparison.apart:
+            values = found[words(name)].setdefault(comparison.systems[i].label, {})
+            values.update(dict.fromkeys(shown(run.options.get(name)) for run in runs))
+    return {name: {label: ", ".join(values) for label, values in by.items()} for name, by in found.items()}
+
+
+def _options(values: Mapping[str, Any], defaults: Mapping[str, Any], order: Mapping[str, Any]) -> list[Option]:
+    """Options in an order, those left out that are open and always were."""
+    names = [*(name for name in order if name in values), *(name for name in values if name not in order)]
+    changed = {name: name in defaults and values[name] != defaults[name] for name in names}
+    return [Option(words(n), shown(values[n]), changed[n]) for n in names if changed[n] or values[n] is not None]

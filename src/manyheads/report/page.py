@@ -1,0 +1,98 @@
+"""The HTML page, and the files beside it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import manyheads
+from manyheads.files import disk_errors, write_atomically
+from manyheads.report import findings, options, table
+from manyheads.report.chapters import Chapter, of_setting, of_systems
+from manyheads.report.comparison import Comparison, collect, shown, words
+from manyheads.report.spreadsheets import csv_files
+
+NAME = "report.html"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One point of the grid: what came out there, and its chapters."""
+
+    title: str
+    outcome: str
+    chapters: list[Chapter]
+
+
+def write_report(folder: Path) -> Path:
+    """Report on all finished runs under a folder: writes ``report.html``, ``figures/`` and ``csv/``; gives the page."""
+    return write(collect(folder))
+
+
+def write(comparison: Comparison) -> Path:
+    """Write the report into the comparison's folder; nothing is written before all of it is made."""
+    parts = [
+        Part(str(setting), findings.outcome(comparison, j), of_setting(comparison, j))
+        for j, setting in enumerate(comparison.settings)
+    ]
+    by_system = of_systems(comparison)
+    files = {f"csv/{name}": text.encode() for name, text in csv_files(comparison)}
+    page = _render(comparison, parts, by_system, list(files))
+    for chapter in [*(chapter for part in parts for chapter in part.chapters), *by_system]:
+        for _, row in chapter.rows:
+            for picture in row:
+                files[f"figures/{picture.name}.svg"] = picture.svg
+                files[f"figures/{picture.name}.png"] = picture.png
+    for name, content in {**files, NAME: page.encode()}.items():
+        path = comparison.folder / name
+        with disk_errors(path):
+            path.parent.mkdir(exist_ok=True)
+        write_atomically(path, content)
+    return comparison.folder / NAME
+
+
+def _render(comparison: Comparison, parts: list[Part], by_system: list[Chapter], csv_names: list[str]) -> str:
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    folder = resources.files("manyheads.report")
+    # Whatever comes from a file of a run is escaped; only the package's own style, script and pictures are not.
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
+    summaries = [run.summary for run in comparison.runs]
+    return template.render(
+        style=Markup((folder / "page.css").read_text(encoding="utf-8")),
+        script=Markup((folder / "page.js").read_text(encoding="utf-8")),
+        safe=Markup,
+        words=words,
+        comparison=comparison,
+        title=findings.title(comparison),
+        conditions=findings.conditions(comparison),
+        verdict=findings.verdict(comparison),
+        several=len(comparison.systems) > 1,
+        two_models=any(system.algorithm == "ditto" for system in comparison.systems),
+        headers=table.headers(comparison),
+        rows=table.rows(comparison),
+        meanings=[column for column in table.COLUMNS if column.meaning],
+        parts=parts,
+        by_system=by_system,
+        shared=options.shared_options(comparison),
+        own=[(system.label, options.own_options(system)) for system in comparison.systems],
+        apart=options.options_apart(comparison),
+        notes=_distinct(str(note) for summary in summaries for note in summary.get("notes") or []),
+        runtimes=_distinct(map(_runtime, summaries)),
+        csv_names=csv_names,
+        version=manyheads.__version__,
+    )
+
+
+def _runtime(summary: Mapping[str, Any]) -> str:
+    """Where a run was computed, in a line."""
+    runtime = summary.get("runtime")
+    values = runtime.items() if isinstance(runtime, dict) else ()
+    return ", ".join(f"{words(name)} {shown(value)}" for name, value in values)
+
+
+def _distinct(texts: Iterable[str]) -> list[str]:
+    return [text for text in dict.fromkeys(texts) if text]

@@ -1,0 +1,333 @@
+"""The report's pictures, each drawn once: for the page, whose colours it takes, for its files, and for the pointer."""
+
+import io
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from manyheads.figures import COLOURS, FAINT, INK, RULE, spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PAPER = "#ffffff"
+_THEME = {
+    INK: "var(--ink)",
+    FAINT: "var(--faint)",
+    RULE: "var(--rule)",
+    _PAPER: "var(--paper)",
+    **{colour: f"var(--c{i})" for i, colour in enumerate(COLOURS)},
+}
+"""Colours of the files -> those of the page, which change with light and dark."""
+
+_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "manyheads", "text.parse_math": False, "font.size": 8.5}
+"""Text stays text, the same picture is the same file, and a dollar in a label is a dollar."""
+
+_LABEL_SIZE, _TITLE_SIZE = 8.0, 9.5
+_LONGEST_LABEL = 40
+_MOST_HOVERED = 120
+"""Points of a line that answer the pointer."""
+_MOST_VECTORS = 1500
+"""From here on the links of a graph are drawn as one image."""
+_MOST_MAPPED = 100
+"""Workers whose similarities answer the pointer; the values of more would make the page heavy."""
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A drawn picture."""
+
+    name: str
+    """The files' name without its ending."""
+    alt: str
+    """What it shows, for those who cannot see it."""
+    inline: str
+    """The SVG to stand in the page."""
+    svg: bytes
+    png: bytes
+    hover: dict[str, Any]
+    """What the pointer finds: ``points`` (x, y, text) or ``cells`` (values in a box), in parts of width and height."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: its title, how a value reads, and its scale."""
+
+    label: str
+    show: Callable[[float], str]
+    factor: float = 1.0
+    """From the metric's unit to the axis's."""
+    log: bool = False
+    whole: bool = False
+    """Whether only whole numbers make sense."""
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A curve with a band of its deviation; every array [points]."""
+
+    label: str
+    colour: int
+    x: np.ndarray
+    y: np.ndarray
+    deviation: np.ndarray
+    dashed: bool = False
+
+    @property
+    def level(self) -> bool:
+        """Whether x never moves, as of a system that sends nothing against bytes."""
+        return len(self.x) > 1 and np.ptp(self.x) == 0
+
+
+@dataclass(frozen=True)
+class _End:
+    """The right end of a line, where its name stands; ``x`` is None where it crosses the whole picture."""
+
+    label: str
+    colour: str
+    y: float
+    x: float | None
+
+
+def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float | None = None) -> Picture:
+    """Lines named at their right ends, over a ``floor`` where there is one. A line whose x never moves is a level."""
+    with _style():
+        labels = [*(_cut(line.label) for line in lines), *(["majority floor"] if floor is not None else [])]
+        room = 0.25 + 0.062 * max(map(len, labels))
+        figure, axes = _figure(max(4.05, 2.5 + room), 2.8, right=room)
+        ends: list[_End] = []
+        for line in lines:
+            colour = COLOURS[line.colour % len(COLOURS)]
+            height = y.factor * line.y[-1]
+            if line.level:
+                axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
+            else:
+                _plot(axes, line, x, y, colour)
+            ends.append(_End(_cut(line.label), colour, height, None if line.level else x.factor * line.x[-1]))
+        if floor is not None:
+            axes.axhline(y.factor * floor, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
+            ends.append(_End("majority floor", FAINT, y.factor * floor, None))
+        _ticks(axes, x, y)
+        axes.set_xlabel(x.label)
+        axes.set_title(y.label, loc="left", color=INK, fontsize=_TITLE_SIZE, pad=8)
+        _name_ends(figure, axes, ends)
+        hover = [point for line in lines if not line.level for point in _hovered(axes, line, x, y)]
+        said = "; ".join(f"{line.label} {y.show(line.y[-1])}" for line in lines)
+        return _finish(name, figure, f"{y.label} against {x.label}. At the end: {said}.", {"points": hover})
+
+
+def graph(
+    name: str,
+    title: str,
+    places: np.ndarray,
+    edges: Sequence[tuple[int, int]],
+    values: dict[int, float],
+    limits: tuple[float, float],
+    show: Callable[[float], str],
+    *,
+    server: bool = False,
+) -> Picture:
+    """Workers at their places [N, 2] and their links, coloured by ``values``; a server stands in the middle."""
+    from matplotlib.collections import LineCollection
+
+    with _style():
+        figure, axes = _figure(2.7, 3.05, left=0.1, right=0.1, bottom=0.5, top=0.3)
+        segments = [places[[i, j]] for i, j in edges]
+        if server:
+            segments = [np.stack([np.zeros(2), place]) for place in places]
+        # Many lines are drawn lighter, so that a dense graph stays a graph and does not become a blot.
+        strength = min(0.6, 5 / max(1, len(segments)) ** 0.5)
+        links = LineCollection(segments, colors=FAINT, linewidths=0.4 + 0.5 * strength, alpha=strength)
+        links.set_rasterized(len(segments) > _MOST_VECTORS)
+        axes.add_collection(links)
+        # Neighbours on a circle just do not touch.
+        size = np.clip((420 / len(places)) ** 2, 8, 110)
+        colours = [values.get(worker, np.nan) for worker in range(len(places))]
+        look: Any = {"cmap": "viridis", "vmin": limits[0], "vmax": limits[1], "edgecolors": FAINT, "linewidths": 0.5}
+        # Workers without test samples have no value: an empty dot.
+        dots = axes.scatter(*places.T, s=size, c=colours, zorder=2, plotnonfinite=True, **look)
+        if server:
+            axes.scatter([0], [0], s=70, marker="s", color=INK, zorder=3)
+        axes.set_aspect("equal")
+        axes.margins(0.09)
+        axes.set_axis_off()
+        axes.set_title(title, loc="center", color=INK, fontsize=_TITLE_SIZE, pad=4)
+        _scale(figure, dots, show)
+        axes.apply_aspect()
+        at = _fractions(axes, places).tolist()
+        hover = [(*at[worker], f"worker {worker} · {show(value)}") for worker, value in values.items()]
+        said = f"lowest {show(min(values.values()))}, highest {show(max(values.values()))}" if values else "no values"
+        return _finish(name, figure, f"{title}: {len(places)} workers coloured by accuracy, {said}.", {"points": hover})
+
+
+def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[float, float]) -> Picture:
+    """Cosines between all workers, [N, N], as a map."""
+    from matplotlib.ticker import MaxNLocator
+
+    with _style():
+        figure, axes = _figure(2.7, 3.05, left=0.36, right=0.1, bottom=0.62, top=0.3)
+        image = axes.imshow(values, cmap="viridis", vmin=limits[0], vmax=limits[1], interpolation="none")
+        axes.grid(False)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.set_title(title, loc="center", color=INK, fontsize=_TITLE_SIZE, pad=4)
+        digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 1, 6))
+        _scale(figure, image, lambda value: f"{value:.{digits}f}")
+        axes.apply_aspect()
+        corners = _fractions(axes, np.array([[-0.5, -0.5], [len(values) - 0.5] * 2]))
+        # Where a worker has no cosine there is none to show: JSON knows no NaN.
+        rounded = [[round(v, digits) if np.isfinite(v) else None for v in row] for row in values.tolist()]
+        hover = {"cells": {"box": corners.ravel().tolist(), "values": rounded}} if len(values) <= _MOST_MAPPED else {}
+        said = f"between {limits[0]:.{digits}f} and {limits[1]:.{digits}f}"
+        return _finish(name, figure, f"{title}: cosines of {len(values)} workers, {said}.", hover)
+
+
+def _style() -> Any:
+    from matplotlib import rc_context
+
+    return rc_context(_STYLE)
+
+
+def _figure(
+    width: float, height: float, *, left: float = 0.44, right: float, bottom: float = 0.44, top: float = 0.34
+) -> "tuple[Figure, Axes]":
+    """A figure with one plain axes; sizes and margins in inches."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=100, facecolor="none")
+    axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
+    axes.set_facecolor("none")
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.tick_params(colors=FAINT, labelsize=_LABEL_SIZE, length=0)
+    axes.xaxis.label.set(color=FAINT, fontsize=_LABEL_SIZE)
+    axes.grid(axis="y", color=RULE, linewidth=0.7)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _ticks(axes: "Axes", x: Axis, y: Axis) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+    axes.set_xscale("log" if x.log else "linear")
+    axes.set_yscale("log" if y.log else "linear")
+    for axis, kind in ((axes.xaxis, x), (axes.yaxis, y)):
+        low, high = axis.get_view_interval()
+        few = high < 100 * low
+        decades = LogLocator(subs=(1, 2, 5) if few else (1,), numticks=8 if few else 6)
+        axis.set_major_locator(decades if kind.log else MaxNLocator(5, integer=kind.whole))
+        axis.set_major_formatter(FuncFormatter(_tick))
+    axes.minorticks_off()
+    axes.margins(x=0)
+
+
+def _tick(value: float, _: int) -> str:
+    """A number on an axis; far from 1 as 10⁻⁷."""
+    if value == 0 or 1e-4 < abs(value) < 1e6:
+        return f"{value:g}"
+    mantissa, exponent = f"{value:.0e}".split("e")
+    return ("" if mantissa == "1" else f"{mantissa}·") + "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+
+
+def _cut(label: str) -> str:
+    return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
+
+
+def _plot(axes: "Axes", line: Line, to_x: Axis, to_y: Axis, colour: str) -> None:
+    x, y, deviation = to_x.factor * line.x, to_y.factor * line.y, to_y.factor * line.deviation
+    if deviation.any():
+        # On a logarithmic axis the band must not reach zero, where it would have no end.
+        low = np.maximum(y - deviation, y / 10) if to_y.log else y - deviation
+        axes.fill_between(x, low, y + deviation, color=colour, alpha=0.16, linewidth=0)
+    style = (0, (4, 1.6)) if line.dashed else "-"
+    axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, marker="o" if len(x) == 1 else "", markersize=4)
+
+
+def _name_ends(figure: "Figure", axes: "Axes", ends: Sequence[_End]) -> None:
+    """A name beside each line's end, moved apart where they would overlap, and a thread that leads to it."""
+    box, limits = axes.get_position(), axes.get_xlim()
+    width, height = box.width * figure.get_figwidth(), box.height * figure.get_figheight()
+    to_part = axes.transData + axes.transAxes.inverted()
+    heights = [float(np.clip(to_part.transform((limits[1], end.y))[1], 0, 1)) for end in ends]
+    places = _below(spread(heights, gap := 1.2 * _LABEL_SIZE / 72 / height), gap)
+    knees = [1 + inches / width for inches in (0.02, 0.1, 0.14)]
+    for end, at, place in zip(ends, heights, places, strict=True):
+        if end.x is not None and end.x < limits[1]:
+            axes.plot(
+                [end.x, limits[1]], [end.y] * 2, color=end.colour, linewidth=0.7, linestyle=(0, (1, 2)), alpha=0.8
+            )
+        axes.plot(knees, [at, place, place], color=end.colour, linewidth=1.2, clip_on=False, transform=axes.transAxes)
+        text = {"fontsize": _LABEL_SIZE, "color": INK, "va": "center_baseline", "transform": axes.transAxes}
+        axes.text(1 + 0.17 / width, place, end.label, **text)
+    axes.set_xlim(limits)
+
+
+def _below(places: list[float], gap: float) -> list[float]:
+    """Places at least ``gap`` apart, pushed down to leave the room above 1 to the title."""
+    places, ceiling = list(places), 1.0
+    for i in sorted(range(len(places)), key=places.__getitem__, reverse=True):
+        places[i] = min(places[i], ceiling)
+        ceiling = places[i] - gap
+    return places
+
+
+def _hovered(axes: "Axes", line: Line, x: Axis, y: Axis) -> list[tuple[float, float, str]]:
+    """The points of a line that answer the pointer, evenly over a long one."""
+    count = len(line.x)
+    chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_HOVERED)).round().astype(int))
+    places = _fractions(axes, np.stack([x.factor * line.x, y.factor * line.y], axis=1)[chosen]).tolist()
+
+    def said(i: int) -> str:
+        deviation = f" ± {y.show(line.deviation[i])}" if line.deviation[i] else ""
+        return f"{line.label} · {x.show(line.x[i])} · {y.show(line.y[i])}{deviation}"
+
+    return [(*place, said(i)) for place, i in zip(places, chosen, strict=True)]
+
+
+def _fractions(axes: "Axes", points: np.ndarray) -> np.ndarray:
+    """Data coordinates [points, 2] as parts of the picture's width and height, from the upper left."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    # Limits that are still open are only set when someone asks for them.
+    _ = axes.get_xlim(), axes.get_ylim()
+    parts = axes.transData.transform(points) / figure.bbox.size
+    return np.round(np.stack([parts[:, 0], 1 - parts[:, 1]], axis=1), 4)
+
+
+def _scale(figure: "Figure", mappable: Any, show: Callable[[float], str]) -> None:
+    """A bar under the picture that says which colour is which value."""
+    width, height = figure.get_size_inches()
+    place = figure.add_axes((0.5 - 0.9 / width, 0.3 / height, 1.8 / width, 0.07 / height))
+    bar = figure.colorbar(mappable, cax=place, orientation="horizontal")
+    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    low, high = mappable.get_clim()
+    bar.set_ticks([low, (low + high) / 2, high], labels=[show(value) for value in (low, (low + high) / 2, high)])
+    place.tick_params(colors=FAINT, labelsize=_LABEL_SIZE - 0.5, length=0)
+
+
+def _finish(name: str, figure: "Figure", alt: str, hover: dict[str, Any]) -> Picture:
+    svg, png = io.BytesIO(), io.BytesIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None})
+    figure.savefig(png, format="png", dpi=200, facecolor=_PAPER, pil_kwargs={"compress_level": 4})
+    return Picture(name, alt, _inlined(svg.getvalue().decode(), name), svg.getvalue(), png.getvalue(), hover)
+
+
+def _inlined(svg: str, name: str) -> str:
+    """matplotlib's file as an element of a page: no prologue, no fixed size, ids of its own, colours of the theme."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
+    head, tail = svg.split(">", 1)
+    head = re.sub(r' (width|height)="[^"]*"', "", head)
+    svg = f'{head} aria-hidden="true" focusable="false">{tail}'
+    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
+    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r'(url\(|href=")#', rf"\1#{name}-", svg)
+    svg = re.sub(r" font-family: [^;\"]*;?", "", re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg))
+    for colour, variable in _THEME.items():
+        svg = re.sub(rf"(?<=: ){colour}\b", variable, svg, flags=re.IGNORECASE)
+    return re.sub(r"\n\s*", "\n", svg)

@@ -1,0 +1,152 @@
+"""The comparison table: what each system came to over seeds, the best marked, and the majority floor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from manyheads.report.comparison import Comparison, shown
+from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor
+from manyheads.terminal import human_bytes, human_seconds
+
+
+@dataclass(frozen=True)
+class Column:
+    """A metric of the table."""
+
+    metric: str
+    label: str
+    show: Callable[[float], str] | None = None
+    """How a value reads; None: as a score."""
+    best: Literal["highest", "lowest"] | None = None
+    meaning: str = ""
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"
+
+
+COLUMNS = (
+    Column(
+        "accuracy_mean",
+        "accuracy",
+        best="highest",
+        meaning="The headline. Each worker's model is scored on that worker's own test samples at the end of the last "
+        "round, after mixing. The mean is over workers: each counts the same, however many samples it has. It is the "
+        "last round, not the best one.",
+    ),
+    Column(
+        "accuracy_std",
+        "spread over workers",
+        best="lowest",
+        meaning="Population deviation of that accuracy over workers: how unequally they fare. No error of the mean.",
+    ),
+    Column(
+        "accuracy_worst10",
+        "worst tenth",
+        best="highest",
+        meaning="Mean accuracy of the tenth of the workers, rounded up, that have the lowest.",
+    ),
+    Column(
+        "accuracy_before_mixing",
+        "before mixing",
+        best="highest",
+        meaning="The same mean between local training and mixing: what the workers score with models fresh from their "
+        "own data.",
+    ),
+    Column("consensus_error", "consensus error", _short),
+    Column("bytes_sent_per_worker", "sent per worker", human_bytes),
+    Column("seconds", "time", human_seconds),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of the table."""
+
+    text: str
+    order: float | None
+    """What the column is sorted by; None comes last."""
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table; the majority floor is one without a system."""
+
+    label: str
+    setting: tuple[str, ...]
+    cells: tuple[Cell, ...]
+    floor: bool = False
+
+
+_EMPTY = Cell("–", None)
+
+
+def headers(comparison: Comparison) -> list[str]:
+    """The titles of the columns after the system and the grid's options."""
+    unit = f", {comparison.unit}" if comparison.unit else ""
+    titles = [column.label + (unit if column.show is None else "") for column in COLUMNS]
+    if len(comparison.systems) > 1:
+        titles.insert(1, "behind the best" + (", points" if comparison.unit else ""))
+    return [*titles, "seeds"] if _uneven(comparison) else titles
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """The table, setting by setting, from the highest accuracy to the lowest."""
+    found = []
+    for j, setting in enumerate(comparison.settings):
+        values = tuple(shown(value) for value in setting.values.values())
+        here = [
+            Row(system.label, values, tuple(_cells(comparison, i, j)))
+            for i, system in enumerate(comparison.systems)
+            if (i, j) in comparison.cells
+        ]
+        floor = majority_floor(comparison, j)
+        if floor is not None:
+            others = [_EMPTY] * (len(headers(comparison)) - 1)
+            here.append(Row("majority floor", values, (_cell(floor, comparison.score), *others), floor=True))
+        found += sorted(here, key=_accuracy, reverse=True)
+    return found
+
+
+def _accuracy(row: Row) -> float:
+    order = row.cells[0].order
+    return float("-inf") if order is None else order
+
+
+def _cells(comparison: Comparison, system: int, setting: int) -> list[Cell]:
+    runs = comparison.cells[system, setting]
+    several = len(comparison.systems) > 1
+    cells = []
+    for column in COLUMNS:
+        found = at_end(runs, column.metric)
+        highest = column.best == "highest"
+        ahead = column.best and best_system(comparison, setting, column.metric, highest=highest) == system
+        cells.append(_cell(found, column.show or comparison.score, best=several and bool(ahead)))
+    if several:
+        cells.insert(1, _behind(comparison, system, setting))
+    if _uneven(comparison):
+        cells.append(Cell(str(len(runs)), len(runs)))
+    return cells
+
+
+def _cell(found: Stat | None, show: Callable[[float], str], *, best: bool = False) -> Cell:
+    if found is None:
+        return _EMPTY
+    deviation = f" ± {show(found.deviation)}" if found.deviation else ""
+    return Cell(show(found.mean) + deviation, found.mean, best)
+
+
+def _behind(comparison: Comparison, system: int, setting: int) -> Cell:
+    """How far a system is behind the best, seed by seed, with the standard error of that."""
+    best = best_system(comparison, setting)
+    gap = None if best is None else difference(comparison, setting, best, system)
+    if gap is None or best == system:
+        return Cell("–", None if gap is None else 0.0)
+    error = "" if gap.error is None else f" ± {comparison.score(gap.error)}"
+    return Cell(comparison.score(gap.mean) + error, gap.mean)
+
+
+def _uneven(comparison: Comparison) -> bool:
+    """Whether not every mean is over the same number of seeds."""
+    return len({len(runs) for runs in comparison.cells.values()}) > 1

@@ -1,0 +1,108 @@
+"""Run directories as training leaves them, with made-up numbers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from manyheads.algorithms import REGISTRY
+from manyheads.experiment import Experiment
+from manyheads.recipes import RECIPES
+
+LEVELS = {name: 0.95 - 0.03 * place for place, name in enumerate(REGISTRY)}
+"""The accuracy each algorithm comes to."""
+
+WriteRun = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def write_run() -> WriteRun:
+    return _write_run
+
+
+def _write_run(
+    path: Path,
+    algorithm: str = "deprl",
+    own: dict[str, Any] | None = None,
+    *,
+    finished: bool = True,
+    similarity: bool = False,
+    theory: bool = False,
+    clock: bool = False,
+    level: float | None = None,
+    **options: Any,
+) -> Path:
+    """A run directory in the form of design.md's contract; ``level`` is its last accuracy."""
+    kind = REGISTRY[algorithm]
+    if kind.server or algorithm == "local":
+        options |= {"graph": "server" if kind.server else "none", "weights": None}
+    else:
+        options = {"weights": "uniform" if kind.row_stochastic else "metropolis", **options}
+    options = {"workers": 8, "rounds": 10, "split": "dirichlet:0.1", **options}
+    experiment = Experiment(algorithm=kind(**(own or {})), **options).complete(RECIPES["digits"])
+    rounds, workers = experiment.rounds, experiment.workers
+    assert rounds is not None
+    rng = np.random.default_rng([experiment.seed, list(REGISTRY).index(algorithm)])
+    level = LEVELS[algorithm] + 0.01 * rng.standard_normal() if level is None else level
+    ability = 0.06 * rng.standard_normal(workers)
+    sends = {"local": 0, "dispfl": 30_000}.get(algorithm, 50_000)
+    path.mkdir(parents=True)
+    (path / "experiment.json").write_text(experiment.to_json())
+    records, lines = [], []
+    for round in range(1, rounds + 1):
+        accuracy = np.clip(
+            level + ability - 0.4 * np.exp(-round / rounds * 6) + 0.01 * rng.standard_normal(workers), 0, 1
+        )
+        record = {
+            "round": round,
+            "algorithm": algorithm,
+            "run_id": experiment.run_id,
+            "accuracy_mean": accuracy.mean(),
+            "accuracy_std": accuracy.std(),
+            "accuracy_worst10": np.sort(accuracy)[: -(-workers // 10)].mean(),
+            "accuracy_before_mixing": accuracy.mean() + 0.004,
+            "accuracy_validation": accuracy.mean(),
+            "majority_floor": 0.55 + 0.01 * (experiment.seed % 5),
+            "workers_without_test": 0,
+            "loss": 0.1,
+            "train_loss": 0.2,
+            "consensus_error": 0.0 if kind.server else 2.0 * np.exp(-round / 4) + 0.01,
+            "consensus_error_relative": 0.0 if kind.server else 0.1 * np.exp(-round / 4) + 0.01,
+            "consensus_error_before_mixing": 2.5 * np.exp(-round / 4) + 0.01,
+            "bytes_sent_per_worker": float(sends * round),
+            "bytes_received_per_worker": float(sends * round),
+            "bytes_on_wire": 0,
+            "seconds": 0.11 * round,
+            "peak_memory_bytes": 10**8,
+        }
+        if clock:
+            record["simulated_seconds"] = 0.5 * round * (1 + (sends > 0))
+        if theory:
+            names = ("grad_phi", "grad_theta", "grad_theta_mean", "consensus", "m")
+            record |= {f"theory_{name}": float(np.exp(-round / (5 + place))) for place, name in enumerate(names)}
+        records.append(record)
+        lines.append({"round": round, "accuracy": accuracy.tolist(), "train_loss": [0.2] * workers})
+    for name, rows in (("metrics.jsonl", records), ("workers.jsonl", lines)):
+        (path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if similarity:
+        data = rng.dirichlet(np.full(10, 0.3), workers)
+        heads = data + 0.2 * rng.standard_normal(data.shape)
+        near = 5 + rng.standard_normal((workers, 40)) * 0.2
+        maps = {"data": data, "heads": heads, "representations": near}
+        cosines = {name: _cosines(rows).astype(np.float32) for name, rows in maps.items()}
+        save_file(cosines, path / "similarity.safetensors")
+    if finished:
+        runtime = {"manyheads": "0.1.0", "torch": "2.6.0", "python": "3.12.1", "device": "cpu", "engine": "batched"}
+        last = {"rounds": rounds, **{name: value for name, value in records[-1].items() if name != "round"}}
+        summary = {**last, "notes": ["7 workers hold fewer than 3 classes."], "runtime": runtime}
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def _cosines(rows: np.ndarray) -> np.ndarray:
+    unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return unit @ unit.T

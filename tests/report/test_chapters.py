@@ -1,0 +1,75 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from manyheads.report.chapters import Chapter, of_setting, of_systems
+from manyheads.report.comparison import collect
+
+
+def names(chapters: list[Chapter]) -> dict[str, list[str]]:
+    return {chapter.title: [picture.name for _, row in chapter.rows for picture in row] for chapter in chapters}
+
+
+@pytest.fixture(scope="module")
+def chapters(tmp_path_factory, write_run) -> list[Chapter]:
+    folder = tmp_path_factory.mktemp("runs")
+    write_run(folder / "a", "deprl", similarity=True, theory=True, clock=True)
+    write_run(folder / "b", "fedavg", clock=True)
+    return of_setting(collect(folder), 0)
+
+
+def test_every_chapter_has_its_pictures(chapters: list[Chapter]):
+    assert names(chapters) == {
+        "Learning curves": ["learning-rounds", "learning-bytes", "learning-time"],
+        "The workers": ["workers"],
+        "The graph": ["graph-deprl", "graph-fedavg"],
+        "How alike the workers are": [f"similarity-deprl-{kind}" for kind in ("data", "heads", "representations")],
+        "Consensus": ["consensus-error", "consensus-error-relative"],
+        "Convergence": ["theory-deprl"],
+    }
+
+
+def test_what_was_not_recorded_has_no_chapter(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "a", "fedavg")
+    (run / "workers.jsonl").unlink()
+    assert names(of_setting(collect(tmp_path), 0)) == {"Learning curves": ["learning-rounds", "learning-bytes"]}
+
+
+def test_what_sends_nothing_is_not_drawn_against_bytes_alone(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "local")
+    assert names(of_setting(collect(tmp_path), 0))["Learning curves"] == ["learning-rounds"]
+
+
+def test_a_system_keeps_its_colour_whoever_stands_beside_it(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "local", rounds=1)
+    assert "var(--c7)" in of_setting(collect(tmp_path), 0)[0].rows[0][1][0].inline
+
+
+def test_the_texts_explain_what_there_is_to_see(chapters: list[Chapter]):
+    learning, _, graph, similar, *_ = chapters
+    assert "Dashed: needs a server." in learning.text
+    assert "sends nothing" not in learning.text
+    assert "over seeds" not in learning.text
+    assert "spectral gap of ring" in graph.text
+    assert similar.rows[0][0].startswith("DePRL (correlation of heads with data: ")
+
+
+def test_cosines_that_are_no_numbers_do_no_harm(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "a")
+    values = np.full((8, 8), np.nan, dtype=np.float32)
+    save_file({"data": values, "heads": values}, run / "similarity.safetensors")
+    (chapter,) = (found for found in of_setting(collect(tmp_path), 0) if found.title.startswith("How alike"))
+    assert chapter.rows[0][0] == "DePRL"
+    assert all(json.dumps(picture.hover, allow_nan=False) for picture in chapter.rows[0][1])
+
+
+def test_a_grid_shows_how_each_system_depends_on_it(tmp_path: Path, write_run):
+    for graph in ("ring", "full"):
+        write_run(tmp_path / graph, "deprl", graph=graph, rounds=2)
+    write_run(tmp_path / "server", "fedavg", rounds=2)
+    found = of_systems(collect(tmp_path))
+    assert names(found) == {"DePRL": ["deprl-by-setting-rounds", "deprl-by-setting-bytes"]}
+    assert "full" in found[0].rows[0][1][0].alt

@@ -1,0 +1,117 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads.errors import UserError
+from manyheads.report.collect import find_runs
+
+
+def test_one_run_and_nested_runs_are_found_in_the_order_of_their_paths(tmp_path: Path, write_run):
+    write_run(tmp_path / "b" / "deep" / "run", seed=2)
+    write_run(tmp_path / "a", seed=1)
+    found = find_runs(tmp_path)
+    assert [run.seed for run in found.runs] == [1, 2]
+    assert [run.seed for run in find_runs(tmp_path / "a").runs] == [1]
+
+
+def test_what_lies_inside_a_run_is_not_a_run_of_its_own(tmp_path: Path, write_run):
+    write_run(tmp_path / "run")
+    write_run(tmp_path / "run" / "joined", seed=2)
+    assert len(find_runs(tmp_path).runs) == 1
+
+
+def test_runs_whose_rates_were_not_chosen_are_no_part_of_a_comparison(tmp_path: Path, write_run):
+    write_run(tmp_path / "run", lr=0.1)
+    write_run(tmp_path / "tuning" / "run", lr=0.2)
+    assert [run.options["lr"] for run in find_runs(tmp_path).runs] == [0.1]
+    assert [run.options["lr"] for run in find_runs(tmp_path / "tuning").runs] == [0.2]
+
+
+def test_unfinished_runs_are_counted_and_left_out(tmp_path: Path, write_run):
+    write_run(tmp_path / "done")
+    write_run(tmp_path / "stopped", seed=2, finished=False)
+    extended = write_run(tmp_path / "extended", seed=3)
+    description = json.loads((extended / "experiment.json").read_text())
+    (extended / "experiment.json").write_text(json.dumps({**description, "rounds": 99}))
+    broken = write_run(tmp_path / "broken", seed=4)
+    (broken / "summary.json").write_text('{"rounds": ')
+    found = find_runs(tmp_path)
+    assert [run.seed for run in found.runs] == [1]
+    assert found.unfinished == 3
+
+
+def test_a_run_copied_is_counted_once(tmp_path: Path, write_run):
+    shutil.copytree(write_run(tmp_path / "run"), tmp_path / "copy")
+    found = find_runs(tmp_path)
+    assert (len(found.runs), found.repeated) == (1, 1)
+
+
+def test_damaged_lines_are_skipped_and_counted(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "run")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([lines[0], '{"round": 2, "accu\n', "null\n", *lines[3:]]))
+    (run,) = find_runs(tmp_path).runs
+    assert [row["round"] for row in run.metrics] == [1, *range(4, 11)]
+    assert run.damaged == 2
+
+
+def test_the_values_of_workers_are_those_of_the_last_round_or_none(tmp_path: Path, write_run):
+    path = write_run(tmp_path / "run")
+    (run,) = find_runs(tmp_path).runs
+    assert run.workers["round"] == 10
+    assert len(run.workers["accuracy"]) == 8
+    lines = (path / "workers.jsonl").read_text().splitlines(keepends=True)
+    (path / "workers.jsonl").write_text("".join(lines[:-1]))
+    (run,) = find_runs(tmp_path).runs
+    assert run.workers == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is empty"),
+        ({"notes.txt": "hello"}, "holds no run"),
+        ({"experiment.json": "{}"}, "no experiment of manyheads"),
+        ({"experiment.json": "[1, 2"}, "no experiment of manyheads"),
+        ({"experiment.json": '{"algorithm": {"name": "deprl"}, "workers": "many"}'}, "no experiment of manyheads"),
+    ],
+)
+def test_folders_that_hold_no_runs_are_refused_in_one_line(tmp_path: Path, content, message: str):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for name, text in (content or {}).items():
+        (folder / name).write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        find_runs(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_none_and_one_without_a_finished_run_are_refused(tmp_path: Path, write_run):
+    with pytest.raises(UserError, match="is no folder"):
+        find_runs(tmp_path / "missing")
+    write_run(tmp_path / "run", finished=False)
+    with pytest.raises(UserError, match=r"the run under .* is unfinished"):
+        find_runs(tmp_path)
+    write_run(tmp_path / "another", seed=2, finished=False)
+    with pytest.raises(UserError, match=r"each of the 2 runs under .* is unfinished"):
+        find_runs(tmp_path)
+
+
+def test_similarities_are_read_when_they_are_there_and_fit(tmp_path: Path, write_run):
+    from safetensors.numpy import save_file
+
+    path = write_run(tmp_path / "run", similarity=True)
+    (run,) = find_runs(tmp_path).runs
+    assert {name: values.shape for name, values in run.similarity.items()} == {
+        "data": (8, 8), "heads": (8, 8), "representations": (8, 8)
+    }  # fmt: skip
+    save_file({"data": np.eye(8), "heads": np.eye(3)}, path / "similarity.safetensors")
+    (run,) = find_runs(tmp_path).runs
+    assert list(run.similarity) == ["data"]
+    (path / "similarity.safetensors").write_bytes(b"nonsense")
+    (run,) = find_runs(tmp_path).runs
+    with pytest.raises(UserError, match="cannot be read"):
+        _ = run.similarity

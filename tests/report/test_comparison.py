@@ -1,0 +1,140 @@
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from manyheads.errors import UserError
+from manyheads.report.comparison import collect, shown, slugs
+
+
+def test_seeds_of_a_system_are_one_cell(tmp_path: Path, write_run):
+    for seed, algorithm in itertools.product((12, 1), ("local", "deprl")):
+        write_run(tmp_path / f"{algorithm}-{seed}", algorithm, seed=seed)
+    comparison = collect(tmp_path)
+    assert [system.label for system in comparison.systems] == ["DePRL", "Local"]
+    assert comparison.grid == ()
+    assert [[run.seed for run in comparison.cells[i, 0]] for i in (0, 1)] == [[1, 12], [1, 12]]
+    assert comparison.seeds == (1, 12)
+    assert comparison.shared["graph"] == "ring"
+
+
+def test_options_of_an_algorithm_make_systems_of_their_own(tmp_path: Path, write_run):
+    for epochs in (10, 2):
+        write_run(tmp_path / str(epochs), "deprl", {"head_epochs": epochs})
+    write_run(tmp_path / "other", "d-psgd")
+    labels = [system.label for system in collect(tmp_path).systems]
+    assert labels == ["DePRL, head epochs 2", "DePRL, head epochs 10", "D-PSGD"]
+
+
+def test_options_that_every_algorithm_was_run_with_are_a_grid(tmp_path: Path, write_run):
+    for number, (algorithm, split, graph) in enumerate(
+        itertools.product(("deprl", "d-psgd", "dispfl"), ("dirichlet:0.3", "dirichlet:0.1"), ("ring", "full"))
+    ):
+        write_run(tmp_path / str(number), algorithm, split=split, graph=graph)
+    comparison = collect(tmp_path)
+    assert sorted(comparison.grid) == ["graph", "split"]
+    assert {setting.values["split"] for setting in comparison.settings[:1]} == {"dirichlet:0.1"}
+    assert len(comparison.settings) == 4
+    assert len(comparison.cells) == 12
+
+
+def test_an_algorithm_without_neighbours_belongs_to_every_graph(tmp_path: Path, write_run):
+    for graph in ("ring", "full"):
+        write_run(tmp_path / graph, "deprl", graph=graph)
+    write_run(tmp_path / "server", "fedavg")
+    write_run(tmp_path / "alone", "local")
+    comparison = collect(tmp_path)
+    assert comparison.grid == ("graph",)
+    assert comparison.cells[1, 0] == comparison.cells[1, 1]
+    assert len(comparison.cells) == 6
+    assert len(comparison.runs) == 4
+
+
+def test_weights_that_are_each_algorithms_own_default_agree(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl")
+    write_run(tmp_path / "b", "dispfl")
+    assert collect(tmp_path).grid == ()
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"split": "iid"}, "--split (deprl has no finished run with --split iid)"),
+        ({"workers": 9}, "--workers (deprl has no finished run with --workers 9)"),
+        ({"rounds": 5}, "--rounds (deprl has no finished run with --rounds 5)"),
+        ({"graph": "full"}, "--graph (deprl has no finished run with --graph full)"),
+        ({"test_split": "overlap"}, "--test-split (deprl has no finished run with --test-split overlap)"),
+        ({"weights": "lazy"}, "--weights (deprl has no finished run with --weights lazy)"),
+    ],
+)
+def test_runs_that_disagree_are_refused_and_the_option_is_named(tmp_path: Path, write_run, other, named: str):
+    write_run(tmp_path / "a", "deprl")
+    write_run(tmp_path / "b", "d-psgd", **other)
+    with pytest.raises(UserError) as error:
+        collect(tmp_path)
+    assert f"disagree on {named}: " in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_values_that_never_meet_are_no_grid(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", workers=8, split="iid")
+    write_run(tmp_path / "b", workers=9, split="dirichlet:0.1")
+    with pytest.raises(UserError, match=r"disagree on --split, --workers \(deprl has no finished run with"):
+        collect(tmp_path)
+
+
+def test_rates_may_be_chosen_for_each_algorithm(tmp_path: Path, write_run):
+    for seed in (1, 2):
+        write_run(tmp_path / f"a{seed}", "deprl", seed=seed, lr=0.1)
+        write_run(tmp_path / f"b{seed}", "d-psgd", seed=seed, lr=0.2)
+    comparison = collect(tmp_path)
+    assert (comparison.grid, comparison.apart) == ((), ("lr",))
+    assert "lr" not in comparison.shared
+
+
+def test_rates_that_all_algorithms_were_run_with_are_a_grid(tmp_path: Path, write_run):
+    for algorithm, lr in itertools.product(("deprl", "d-psgd"), (0.1, 0.02)):
+        write_run(tmp_path / f"{algorithm}{lr}", algorithm, lr=lr)
+    comparison = collect(tmp_path)
+    assert (comparison.grid, comparison.apart) == (("lr",), ())
+    assert [setting.values["lr"] for setting in comparison.settings] == [0.02, 0.1]
+
+
+def test_rates_may_not_change_with_the_seed(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl", lr=0.1)
+    for seed, lr in ((1, 0.1), (2, 0.2)):
+        write_run(tmp_path / f"b{seed}", "d-psgd", seed=seed, lr=lr)
+    with pytest.raises(UserError, match=r"disagree on --lr \(D-PSGD ran with 0.1, 0.2\)"):
+        collect(tmp_path)
+
+
+def test_what_is_left_out_is_said(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "a")
+    assert collect(tmp_path).remarks == []
+    for seed in (2, 3):
+        write_run(tmp_path / str(seed), seed=seed, finished=False)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{\n")
+    assert collect(tmp_path).remarks == [
+        "2 unfinished runs are left out.",
+        "1 damaged line of a run's metrics is skipped.",
+    ]
+
+
+def test_an_experiment_on_objects_can_be_reported(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "a")
+    description = json.loads((run / "experiment.json").read_text())
+    description["data"] = {"kind": "arrays", "name": "mine", "sha256": "0" * 64}
+    (run / "experiment.json").write_text(json.dumps(description))
+    assert shown(collect(tmp_path).shared["data"]) == "arrays mine"
+
+
+def test_slugs_are_names_of_files_and_all_different():
+    assert slugs(["DePRL, head epochs 2", "a/b", "a b", "../..", "é"]) == [
+        "deprl-head-epochs-2",
+        "a-b",
+        "a-b-3",
+        "x",
+        "x-5",
+    ]

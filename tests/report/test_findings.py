@@ -1,0 +1,65 @@
+import json
+from pathlib import Path
+
+from manyheads.algorithms import REGISTRY
+from manyheads.report.comparison import collect
+from manyheads.report.findings import conditions, outcome, title, verdict
+
+
+def _set(path: Path, **values: float | None) -> None:
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps({**summary, **values}))
+
+
+def test_a_few_systems_are_named_in_the_title_and_many_below_it(tmp_path: Path, write_run):
+    for algorithm in ("deprl", "local"):
+        write_run(tmp_path / algorithm, algorithm)
+    comparison = collect(tmp_path)
+    assert title(comparison) == "DePRL and Local on digits"
+    assert conditions(comparison) == "8 workers, graph ring, split dirichlet:0.1, 10 rounds, seed 1."
+    for algorithm in REGISTRY.keys() - {"deprl", "local"}:
+        write_run(tmp_path / algorithm, algorithm)
+    comparison = collect(tmp_path)
+    assert title(comparison) == "DePRL and 7 others on digits"
+    assert conditions(comparison).startswith(
+        "DePRL, D-PSGD, DisPFL, FedAvg, FedRep, Ditto, FedRoD and Local: 8 workers"
+    )
+
+
+def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):
+    scores = {"deprl": (0.91, 0.93), "d-psgd": (0.88, 0.91)}
+    for algorithm, values in scores.items():
+        for seed, value in enumerate(values):
+            run = write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed)
+            _set(run, accuracy_mean=value, majority_floor=0.5)
+    assert outcome(collect(tmp_path), 0) == (
+        "DePRL reaches 92.0 ± 1.4 %, 2.5 ± 0.5 points ahead of D-PSGD."
+        " Naming each worker's most frequent class would score 50.0 %."
+    )
+
+
+def test_a_lead_within_two_standard_errors_is_called_noise_and_one_seed_is_called_one(tmp_path: Path, write_run):
+    for seed, (ours, theirs) in enumerate([(0.9, 0.8), (0.8, 0.89)]):
+        _set(write_run(tmp_path / f"a{seed}", "deprl", seed=seed), accuracy_mean=ours)
+        _set(write_run(tmp_path / f"b{seed}", "local", seed=seed), accuracy_mean=theirs)
+    assert "ahead of Local, which is within the noise." in outcome(collect(tmp_path), 0)
+    _set(write_run(tmp_path / "one" / "a", "deprl"), accuracy_mean=0.9)
+    _set(write_run(tmp_path / "one" / "b", "local"), accuracy_mean=0.8)
+    assert "10.0 points ahead of Local (one seed: no error is known)." in outcome(collect(tmp_path / "one"), 0)
+
+
+def test_a_grid_is_summed_up(tmp_path: Path, write_run):
+    for split, levels in {"iid": (0.9, 0.7), "shards:2": (0.7, 0.9), "shards:3": (0.9, 0.7)}.items():
+        for algorithm, level in zip(("deprl", "local"), levels, strict=True):
+            write_run(tmp_path / f"{algorithm}-{split}", algorithm, split=split, level=level)
+    comparison = collect(tmp_path)
+    assert (
+        conditions(comparison)
+        == "8 workers, graph ring, 10 rounds, seed 1. Each with split iid, shards:2 and shards:3."
+    )
+    assert verdict(comparison) == "Ahead in accuracy: DePRL in 2 and Local in 1 of 3 settings."
+
+
+def test_a_regression_is_not_in_percent(tmp_path: Path, write_run):
+    _set(write_run(tmp_path / "a"), accuracy_mean=-0.25, majority_floor=None)
+    assert verdict(collect(tmp_path)) == "DePRL reaches -0.25."

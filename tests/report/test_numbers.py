@@ -1,0 +1,73 @@
+import json
+from math import sqrt
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manyheads.report.comparison import collect
+from manyheads.report.numbers import best_system, curve, difference, majority_floor, number, sorted_workers, stat
+
+
+def test_mean_deviation_and_standard_error():
+    found = stat([1.0, None, 2.0, 6.0])
+    assert found is not None
+    assert (found.mean, found.deviation, found.count) == (3.0, pytest.approx(sqrt(7)), 3)
+    assert found.error == pytest.approx(sqrt(7 / 3))
+    single = stat([4.0])
+    assert single is not None
+    assert (single.mean, single.deviation, single.error) == (4.0, None, None)
+    assert stat([None]) is None
+
+
+@pytest.mark.parametrize("value", [None, "1", True, float("nan"), float("inf"), [1]])
+def test_what_is_no_number_is_none(value):
+    assert number(value) is None
+
+
+def test_a_curve_is_over_the_rounds_that_all_seeds_have(tmp_path: Path, write_run):
+    for seed in (1, 2):
+        path = write_run(tmp_path / str(seed), seed=seed, rounds=6)
+        rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+        rows = [{**row, "accuracy_mean": seed * row["round"] / 10} for row in rows if row["round"] != seed]
+        rows[-2]["accuracy_mean"] = None if seed == 1 else 0.5
+        (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = collect(tmp_path).cells[0, 0]
+    found = curve(runs, "round", "accuracy_mean")
+    assert found is not None
+    assert found.x.tolist() == [3, 4, 6]
+    np.testing.assert_allclose(found.y, [0.45, 0.6, 0.9])
+    np.testing.assert_allclose(found.deviation, np.array([0.3, 0.4, 0.6]) / sqrt(2))
+    assert curve(runs, "round", "no_such_metric") is None
+
+
+def test_workers_are_sorted_and_averaged_rank_by_rank(tmp_path: Path, write_run):
+    values = {1: [0.3, 0.1, 0.2], 2: [0.5, None, 0.4]}
+    for seed, accuracy in values.items():
+        path = write_run(tmp_path / str(seed), seed=seed, workers=3, rounds=1)
+        (path / "workers.jsonl").write_text(json.dumps({"round": 1, "accuracy": accuracy}) + "\n")
+    found = sorted_workers(collect(tmp_path).cells[0, 0])
+    assert found is not None
+    np.testing.assert_allclose(found.x, [1, 2])
+    np.testing.assert_allclose(found.y, [(0.1 + 0.4) / 2, (0.3 + 0.5) / 2])
+
+
+def test_who_is_ahead_and_by_how_much_seed_by_seed(tmp_path: Path, write_run):
+    for seed, (ours, theirs) in {1: (0.9, 0.8), 2: (0.7, 0.5), 3: (0.99, 0.01)}.items():
+        for algorithm, level in (("deprl", ours), ("local", theirs)):
+            if (algorithm, seed) == ("local", 3):
+                continue
+            path = write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed)
+            summary = json.loads((path / "summary.json").read_text())
+            (path / "summary.json").write_text(
+                json.dumps({**summary, "accuracy_mean": level, "majority_floor": seed / 10})
+            )
+    comparison = collect(tmp_path)
+    assert best_system(comparison, 0) == 0
+    assert best_system(comparison, 0, highest=False) == 1
+    gap = difference(comparison, 0, 0, 1)
+    assert gap is not None
+    assert (gap.mean, gap.count, gap.error) == (pytest.approx(0.15), 2, pytest.approx(0.05))
+    floor = majority_floor(comparison, 0)
+    assert floor is not None
+    assert (floor.mean, floor.count) == (pytest.approx(0.2), 3)

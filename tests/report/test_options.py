@@ -1,0 +1,31 @@
+from pathlib import Path
+
+from manyheads.report.comparison import collect
+from manyheads.report.options import options_apart, own_options, shared_options
+
+
+def test_what_is_not_the_default_is_marked(tmp_path: Path, write_run):
+    write_run(tmp_path / "run", own={"head_epochs": 5, "body_steps": 3}, workers=8, lr=0.123)
+    comparison = collect(tmp_path)
+    shared = {option.name: option for option in shared_options(comparison)}
+    assert {name for name, option in shared.items() if option.changed} == {"workers", "split", "rounds", "lr"}
+    assert shared["lr"].value == "0.123"
+    assert "head" not in shared
+    assert next(iter(shared)) == "data"
+    own = {option.name: (option.value, option.changed) for option in own_options(comparison.systems[0])}
+    assert own["head epochs"] == ("5", True)
+    assert own["body steps"] == ("3", True)
+    assert own["body epochs"] == ("1", False)
+    assert "head steps" not in own
+
+
+def test_nothing_a_recipe_would_have_chosen_is_marked_without_one(tmp_path: Path, write_run):
+    write_run(tmp_path / "run", data="mine.npz")
+    changed = {option.name for option in shared_options(collect(tmp_path)) if option.changed}
+    assert changed == {"data", "workers", "split"}
+
+
+def test_rates_chosen_for_each_algorithm_are_listed(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl", lr=0.1)
+    write_run(tmp_path / "b", "local", lr=0.2)
+    assert options_apart(collect(tmp_path)) == {"lr": {"DePRL": "0.1", "Local": "0.2"}}

@@ -1,0 +1,132 @@
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from manyheads.errors import UserError
+from manyheads.report import write_report
+
+VOID = {"meta", "link", "br", "path", "image", "use", "rect"}
+
+
+class Checker(HTMLParser):
+    """Whether elements nest and ids are unique."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.addresses += [value for name, value in attrs if name in ("href", "src", "xlink:href") and tag != "use"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.ids += [value for name, value in attrs if name == "id"]
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, write_run) -> Path:
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in (1, 2):
+        write_run(folder / f"deprl{seed}", "deprl", seed=seed, similarity=True, theory=True, clock=True, rounds=4)
+        write_run(folder / f"ditto{seed}", "ditto", seed=seed, clock=True, rounds=4)
+    write_run(folder / "late", seed=3, finished=False)
+    assert write_report(folder) == folder / "report.html"
+    return folder
+
+
+def test_the_page_is_sound_and_needs_nothing_from_elsewhere(folder: Path):
+    text = (folder / "report.html").read_text()
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert len(checker.ids) == len(set(checker.ids))
+    assert "Content-Security-Policy" in text
+    for address in checker.addresses:
+        assert address.startswith("data:") or (folder / address).is_file(), address
+
+
+def test_figures_are_svg_and_png_and_numbers_are_csv(folder: Path):
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    assert {"learning-rounds.svg", "learning-rounds.png", "graph-deprl.svg"} <= figures
+    assert {Path(name).stem for name in figures if name.endswith(".svg")} == {
+        Path(name).stem for name in figures if name.endswith(".png")
+    }
+    assert {"comparison.csv", "curves.csv", "rounds.csv", "workers.csv", "runs.csv", "options.csv"} <= {
+        path.name for path in (folder / "csv").iterdir()
+    }
+
+
+def test_the_page_says_what_ran_what_was_left_out_and_what_accuracy_is(folder: Path):
+    text = re.sub(r"<svg.*?</svg>|<[^>]*>", " ", (folder / "report.html").read_text(), flags=re.DOTALL)
+    for words in (
+        "DePRL and Ditto on digits",
+        "2 seeds (1, 2)",
+        "1 unfinished run is left out.",
+        "majority floor",
+        "Which accuracy is this?",
+        "Ditto trains two models",
+        "torch 2.6.0",
+        "7 workers hold fewer than 3 classes.",
+        "csv/rounds.csv",
+    ):
+        assert words in text, words
+
+
+def test_a_second_report_replaces_the_first_and_is_the_same(folder: Path):
+    before = (folder / "report.html").read_bytes()
+    write_report(folder)
+    assert (folder / "report.html").read_bytes() == before
+
+
+def test_whatever_comes_from_a_file_is_escaped(tmp_path: Path, write_run):
+    evil = "<script>alert(1)</script>"
+    run = write_run(tmp_path / "a<b>&", rounds=2)
+    description = json.loads((run / "experiment.json").read_text())
+    description |= {"model": evil, "data": evil, "split": f'"{evil}'}
+    description["algorithm"] |= {"name": evil, "order": evil}
+    (run / "experiment.json").write_text(json.dumps(description))
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps({**summary, "notes": [evil], "run_id": evil, "runtime": {evil: evil}}))
+    text = write_report(tmp_path).read_text()
+    assert "&lt;script&gt;alert(1)" in text
+    assert evil not in text
+    assert text.count("<script") == 1
+
+
+def test_nothing_is_written_when_runs_are_refused(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl")
+    write_run(tmp_path / "b", "local", split="iid")
+    (tmp_path / "report.html").write_text("mine")
+    with pytest.raises(UserError, match="--split"):
+        write_report(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report.html"]
+
+
+def test_a_grid_has_a_part_for_each_setting(tmp_path: Path, write_run):
+    for split in ("iid", "shards:2"):
+        write_run(tmp_path / split, split=split, rounds=2)
+    text = write_report(tmp_path).read_text()
+    assert [f"<h2>split {split}</h2>" in text for split in ("iid", "shards:2")] == [True, True]
+    assert (tmp_path / "figures" / "split-shards-2-learning-rounds.png").is_file()
+
+
+def test_a_regression_is_reported_without_percent(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "a", rounds=2)
+    for name in ("summary.json", "metrics.jsonl"):
+        text = re.sub(r'"majority_floor": [\d.]+', '"majority_floor": null', (run / name).read_text())
+        (run / name).write_text(text)
+    text = write_report(tmp_path).read_text()
+    assert "accuracy, %" not in text
+    assert ">majority floor</th>" not in text

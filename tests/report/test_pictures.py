@@ -1,0 +1,124 @@
+import json
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from manyheads.report.pictures import Axis, Line, Picture, curves, graph, similarity_map
+
+ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
+ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", 100)
+
+
+def line(label: str = "DePRL", colour: int = 0, points: int = 5, **values) -> Line:
+    x = np.arange(1.0, points + 1)
+    return Line(**{"label": label, "colour": colour, "x": x, "y": x / 10, "deviation": 0 * x, **values})
+
+
+def texts(picture: Picture) -> list[str]:
+    return [element.text or "" for element in ET.fromstring(picture.inline).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_the_page_decides_about_size_and_colours():
+    picture = curves("a", [line(), line("Local", 7)], ROUND, ACCURACY, floor=0.2)
+    root = ET.fromstring(picture.inline)
+    assert root.get("width") is None
+    assert root.get("viewBox")
+    assert "var(--c0)" in picture.inline
+    assert "var(--c7)" in picture.inline
+    assert not re.search(r": #[0-9a-f]{6}", picture.inline), "a colour that does not follow the theme"
+    assert "<style" not in picture.inline, "a style would reach the whole page"
+    assert {"DePRL", "Local", "majority floor", "accuracy, %", "round"} <= set(texts(picture))
+    assert picture.png.startswith(b"\x89PNG")
+    assert picture.svg.startswith(b"<?xml")
+
+
+def test_ids_of_two_pictures_do_not_meet():
+    first, second = (curves(name, [line()], ROUND, ACCURACY).inline for name in ("a", "b"))
+    ids = [set(re.findall(r' id="([^"]*)"', svg)) for svg in (first, second)]
+    assert ids[0]
+    assert not ids[0] & ids[1]
+    assert set(re.findall(r"url\(#([^)]*)\)", first)) <= ids[0]
+
+
+def test_the_same_picture_is_the_same_file():
+    assert curves("a", [line()], ROUND, ACCURACY) == curves("a", [line()], ROUND, ACCURACY)
+
+
+def test_labels_from_files_are_text_and_nothing_else():
+    label = '<script>alert(1)</script> & $\\frac$ "id"'
+    picture = curves("a", [line(label)], ROUND, ACCURACY)
+    assert "<script" not in picture.inline
+    assert label[:39] in "".join(texts(picture))
+
+
+def test_hovering_finds_every_point_where_it_is_drawn():
+    values = line(deviation=np.full(5, 0.01))
+    picture = curves("a", [values], ROUND, ACCURACY)
+    points = picture.hover["points"]
+    assert points[0][2] == "DePRL · round 1 · 10.0 % ± 1.0 %"
+    across, down = [x for x, _, _ in points], [y for _, y, _ in points]
+    assert across == sorted(across)
+    assert down == sorted(down, reverse=True)
+    assert all(0 <= part <= 1 for part in across + down)
+    assert len(curves("a", [line(points=1000)], ROUND, ACCURACY).hover["points"]) <= 120
+
+
+def test_names_at_the_ends_keep_their_distance():
+    lines = [line(f"system {i}", i, y=np.full(5, 0.9)) for i in range(8)]
+    root = ET.fromstring(curves("a", lines, ROUND, ACCURACY).inline)
+    heights = sorted(
+        float(element.get("y", 0))
+        for element in root.iter("{http://www.w3.org/2000/svg}text")
+        if (element.text or "").startswith("system")
+    )
+    assert len(heights) == 8
+    assert min(np.diff(heights)) > 8
+
+
+def test_a_line_that_goes_nowhere_is_a_level_without_points():
+    picture = curves("a", [line(), line("Local", 7, x=np.zeros(5))], ROUND, ACCURACY)
+    assert {text.split(" · ")[0] for _, _, text in picture.hover["points"]} == {"DePRL"}
+    assert "Local" in texts(picture)
+
+
+def test_logarithmic_axes_name_their_powers():
+    axis = Axis("consensus error", lambda value: f"{value:.2g}", log=True)
+    y = 10.0 ** -np.arange(1, 11)
+    shown = texts(curves("a", [line(points=10, y=y, deviation=2 * y)], ROUND, axis))
+    assert any(text.startswith("10⁻") for text in shown)
+    assert "0.1" in shown or "0.01" in shown
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_a_graph_names_workers_and_leaves_out_those_without_values(server: bool):
+    angle = np.linspace(0, 2 * np.pi, 5)[:4]
+    places = np.stack([np.sin(angle), np.cos(angle)], axis=1)
+    picture = graph("g", "DePRL", places, [(0, 1), (1, 2)], {0: 0.5, 3: 0.7}, (0.5, 0.7), ACCURACY.show, server=server)
+    assert [text for _, _, text in picture.hover["points"]] == ["worker 0 · 50.0 %", "worker 3 · 70.0 %"]
+    (x, y, _), *_ = picture.hover["points"]
+    assert x == pytest.approx(0.5, abs=0.02)
+    assert y < 0.3
+    assert "lowest 50.0 %, highest 70.0 %" in picture.alt
+
+
+def test_many_links_are_one_image():
+    places = np.random.default_rng(0).normal(size=(80, 2))
+    edges = [(i, j) for i in range(80) for j in range(i)]
+    picture = graph("g", "full", places, edges, {0: 0.5}, (0, 1), ACCURACY.show)
+    colour_bar, links = 1, 1
+    assert picture.inline.count("<image") == colour_bar + links
+    assert len(picture.inline) < 300_000
+
+
+def test_a_map_knows_its_cells_and_skips_what_is_no_number():
+    values = np.array([[1.0, 0.25], [np.nan, 1.0]])
+    picture = similarity_map("m", "heads", values, (0.25, 1.0))
+    cells = picture.hover["cells"]
+    assert cells["values"] == [[1.0, 0.25], [None, 1.0]]
+    left, top, right, bottom = cells["box"]
+    assert 0 < left < right < 1
+    assert 0 < top < bottom < 1
+    assert json.loads(json.dumps(picture.hover, allow_nan=False)) == picture.hover
+    assert similarity_map("m", "heads", np.eye(200), (0.0, 1.0)).hover == {}

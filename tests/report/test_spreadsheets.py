@@ -1,0 +1,64 @@
+import csv
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from manyheads.report.comparison import collect
+from manyheads.report.spreadsheets import csv_files
+
+
+@pytest.fixture
+def tables(tmp_path: Path, write_run) -> dict[str, list[dict[str, str]]]:
+    for seed in (1, 2):
+        write_run(tmp_path / "runs" / f"deprl {seed}", "deprl", seed=seed)
+        write_run(tmp_path / "runs" / f"local {seed}", "local", seed=seed)
+    return {name: list(csv.DictReader(io.StringIO(text))) for name, text in csv_files(collect(tmp_path))}
+
+
+def test_the_names_of_similarities_are_those_of_their_pictures(tmp_path: Path, write_run):
+    for split in ("iid", "shards:2"):
+        write_run(tmp_path / split, split=split, similarity=True)
+    names = [name for name, _ in csv_files(collect(tmp_path)) if "similarity" in name]
+    assert names[0] == "split-iid-similarity-deprl-data.csv"
+    assert len(names) == 6
+
+
+def test_every_round_and_every_worker_of_every_run_is_there(tables):
+    assert len(tables["rounds.csv"]) == 4 * 10
+    assert len(tables["workers.csv"]) == 4 * 8
+    assert len(tables["runs.csv"]) == len(tables["options.csv"]) == 4
+    assert {row["folder"] for row in tables["runs.csv"]} == {
+        f"runs/{a} {s}" for a in ("deprl", "local") for s in (1, 2)
+    }
+
+
+def test_means_are_those_of_the_runs(tables):
+    finals = [float(row["accuracy_mean"]) for row in tables["runs.csv"] if row["system"] == "DePRL"]
+    (line,) = (row for row in tables["comparison.csv"] if row["system"] == "DePRL")
+    assert float(line["accuracy_mean"]) == pytest.approx(sum(finals) / 2)
+    assert float(line["accuracy_mean_deviation"]) == pytest.approx(abs(finals[0] - finals[1]) / 2**0.5)
+    assert line["seeds"] == "2"
+    last = [
+        row
+        for row in tables["curves.csv"]
+        if (row["system"], row["metric"], row["round"]) == ("DePRL", "accuracy_mean", "10")
+    ]
+    assert float(last[0]["mean"]) == pytest.approx(float(line["accuracy_mean"]))
+
+
+def test_similarities_are_written_as_they_are(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "a", similarity=True)
+    text = dict(csv_files(collect(tmp_path)))["similarity-deprl-heads.csv"]
+    found = np.loadtxt(io.StringIO(text), delimiter=",")
+    np.testing.assert_allclose(found, load_file(run / "similarity.safetensors")["heads"], atol=1e-5)
+
+
+def test_a_text_that_looks_like_a_formula_is_quoted(tmp_path: Path, write_run):
+    path = write_run(tmp_path / "a")
+    description = json.loads((path / "experiment.json").read_text())
+    (path / "experiment.json").write_text(json.dumps({**description, "model": "=cmd()"}))
+    assert "'=cmd()" in dict(csv_files(collect(tmp_path)))["options.csv"]

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+from manyheads.report import table
+from manyheads.report.comparison import collect
+
+
+def test_the_table_is_sorted_marks_the_best_and_shows_the_floor(tmp_path: Path, write_run):
+    for seed in (1, 2):
+        for algorithm, level in (("local", 0.5), ("deprl", 0.9), ("d-psgd", 0.7)):
+            write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed, level=level)
+    comparison = collect(tmp_path)
+    titles, rows = table.headers(comparison), table.rows(comparison)
+    assert titles[:3] == ["accuracy, %", "behind the best, points", "spread over workers, %"]
+    assert [row.label for row in rows] == ["DePRL", "D-PSGD", "majority floor", "Local"]
+    assert all(len(row.cells) == len(titles) for row in rows)
+    assert [[cell.best for cell in row.cells[:2]] for row in rows] == [[True, False], *[[False, False]] * 3]
+    for column in (titles.index("worst tenth, %"), titles.index("spread over workers, %")):
+        assert sum(row.cells[column].best for row in rows) == 1
+    assert rows[0].cells[1].text == "–"
+    assert " ± " in rows[1].cells[1].text
+    assert [row.floor for row in rows] == [False, False, True, False]
+    assert rows[3].cells[titles.index("sent per worker")].text == "0 B"
+
+
+def test_a_single_run_has_no_best_no_deviation_and_no_column_for_them(tmp_path: Path, write_run):
+    write_run(tmp_path / "run")
+    comparison = collect(tmp_path)
+    (row, _) = table.rows(comparison)
+    assert "behind the best, points" not in table.headers(comparison)
+    assert not any(cell.best or "±" in cell.text for cell in row.cells)
+
+
+def test_the_number_of_seeds_is_shown_where_it_differs(tmp_path: Path, write_run):
+    for seed in (1, 2):
+        write_run(tmp_path / str(seed), seed=seed)
+    assert table.headers(collect(tmp_path))[-1] == "time"
+    write_run(tmp_path / "local", "local")
+    comparison = collect(tmp_path)
+    assert table.headers(comparison)[-1] == "seeds"
+    assert [row.cells[-1].text for row in table.rows(comparison)] == ["2", "1", "–"]
+
+
+def test_the_best_is_marked_in_every_setting(tmp_path: Path, write_run):
+    for split, levels in {"iid": (0.9, 0.7), "shards:2": (0.7, 0.9)}.items():
+        for algorithm, level in zip(("deprl", "local"), levels, strict=True):
+            write_run(tmp_path / f"{algorithm}-{split}", algorithm, split=split, level=level)
+    best = [(row.label, row.setting) for row in table.rows(collect(tmp_path)) if row.cells[0].best]
+    assert best == [("DePRL", ("iid",)), ("Local", ("shards:2",))]
