@@ -26,8 +26,10 @@ def generator(seed: int, stream: str, *, worker: int = 0, round: int = 0, epoch:
 
     The lowest counter word runs with the draws; the others name the draw, so that no two streams overlap.
     """
-    philox = np.random.Philox(key=[seed & _WORD, stream_id(stream)], counter=[0, worker, round, epoch])
-    return np.random.Generator(philox)
+    # As uint64 from the start: numpy would take a list of small and large numbers through float64.
+    name = np.array([seed & _WORD, stream_id(stream)], dtype=np.uint64)
+    draw = np.array([0, worker, round, epoch], dtype=np.uint64)
+    return np.random.Generator(np.random.Philox(key=name, counter=draw))
 
 
 def key(seed: int, stream: str, *, worker: int = 0, round: int = 0) -> int:

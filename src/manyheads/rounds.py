@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ def run(session: Session) -> Iterator[Step]:
         if snapshot is not None:
             round, state = snapshot.round, _restore(session, snapshot)
             seconds, simulated = snapshot.seconds, snapshot.simulated_seconds
-        if len(found := set(processes.texts("round", str(round)))) > 1:
+        if len(found := set(processes.texts(str(round)))) > 1:
             raise UserError(
                 f"{directory.path} shows the processes checkpoints of rounds {', '.join(sorted(found))}: start again."
             )
@@ -112,6 +113,7 @@ def _rounds(
         record = None
         if theory or (round + 1) % runtime.eval_every == 0 or last:
             values, per_worker = _measure(session, before, trained, mixed, state)
+            _check_finite({"train loss": per_worker["train_loss"]}, round, session)
             if theory and start is not None:
                 values |= theory_terms(start, trained, log, round, ctx)
             seconds = time.perf_counter() - began
@@ -173,6 +175,8 @@ class _Saver:
         if processes.rank == 0:
             alike = self._compare_workers(models.params)
             self.directory.finish(record, {**alike, "notes": session.notes, "runtime": session.describe_runtime()})
+        # Nobody goes on to read a summary that is not there yet.
+        processes.wait()
 
     def _compare_workers(self, names: Iterable[str]) -> dict[str, float]:
         """Keep how alike the workers' data and models are; the mean over every two workers."""
@@ -216,14 +220,24 @@ def _checked_loss(log: Log, round: int, session: Session) -> float:
     """The mean loss of the last phase; a worker whose loss is no number ends the run."""
     gather = session.ctx.network.gather
     everywhere = {phase: gather(work.loss) for phase, work in log.items()}
-    for phase, loss in everywhere.items():
-        broken = loss.isinf().nonzero().flatten().tolist()
-        if broken:
-            raise UserError(
-                f"the loss of worker {broken[0]} is not a number in round {round + 1}, phase '{phase}': "
-                f"lower --lr (now {session.ctx.rates.lr:g}) or --clip; the last good checkpoint is kept."
-            )
+    # NaN: the worker saw no sample. Losses that are no number come as infinity.
+    _check_finite(
+        {f"phase '{phase}'": loss.nan_to_num(nan=0.0, posinf=torch.inf).tolist() for phase, loss in everywhere.items()},
+        round,
+        session,
+    )
     return float(list(everywhere.values())[-1].nanmean()) if everywhere else float("nan")
+
+
+def _check_finite(losses: Mapping[str, Sequence[float | None]], round: int, session: Session) -> None:
+    """A worker whose loss is no number ends the run, before anything of the round is kept."""
+    for where, values in losses.items():
+        for worker, value in enumerate(values):
+            if value is not None and not isfinite(value):
+                raise UserError(
+                    f"the loss of worker {worker} is not a number in round {round + 1}, {where}: "
+                    f"lower --lr (now {session.ctx.rates.lr:g}) or --clip; the last good checkpoint is kept."
+                )
 
 
 Measured = tuple[dict[str, float], dict[str, list[float | None]]]
