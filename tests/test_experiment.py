@@ -1,0 +1,165 @@
+"""What an experiment is: checked at the door, written down completely, known by its id."""
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, Local
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime, option_defaults
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"workers": 0}, "--workers 0"),
+        ({"workers": -3}, "--workers -3"),
+        ({"rounds": 0}, "--rounds 0"),
+        ({"batch_size": 0}, "--batch-size 0"),
+        ({"lr": 0.0}, "--lr 0.0"),
+        ({"lr": float("nan")}, "--lr nan"),
+        ({"lr": float("inf")}, "--lr inf"),
+        ({"head_lr": -1.0}, "--head-lr -1.0"),
+        ({"decay": 0.0}, "--decay 0.0"),
+        ({"momentum": -0.1}, "--momentum -0.1"),
+        ({"weight_decay": -0.1}, "--weight-decay -0.1"),
+        ({"clip": -1.0}, "--clip -1.0"),
+        ({"seed": -1}, "--seed -1"),
+        ({"validation": 1.0}, "--validation 1.0"),
+        ({"validation": -0.1}, "--validation -0.1"),
+        ({"link_failure": 1.0}, "--link-failure 1.0"),
+        ({"worker_failure": 2.0}, "--worker-failure 2.0"),
+        ({"precision": "float16"}, "'float16'"),
+        ({"norm": "batch"}, "'batch'"),
+        ({"weights": "metropoli"}, "Did you mean 'metropolis'"),
+        ({"test_split": "sharde"}, "Did you mean 'shared'"),
+        ({"schedule": "cosine"}, "'cosine'"),
+        ({"algorithm": DePRL(head_epochs=-1)}, "--head-epochs -1"),
+        ({"algorithm": DePRL(order="mix-trian")}, "Did you mean 'mix-train'"),  # pyright: ignore[reportArgumentType]
+        ({"algorithm": DePRL(head_epochs=5, head_steps=2)}, "--head-epochs and --head-steps exclude each other"),
+        ({"algorithm": DPSGD(epochs=1, steps=1)}, "--epochs and --steps exclude each other"),
+        ({"algorithm": Ditto(lam=-1.0)}, "--lam -1.0"),
+        ({"algorithm": FedAvg(weighting="sample")}, "Did you mean 'samples'"),  # pyright: ignore[reportArgumentType]
+    ],
+)
+def test_bad_values_are_refused_in_one_line(values, said):
+    with pytest.raises(UserError) as error:
+        Experiment(**values)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["eval_every", "checkpoint_every", "threads", "timeout"])
+def test_a_runtime_takes_positive_numbers(name):
+    with pytest.raises(UserError, match="not positive"):
+        Runtime(**{name: 0})
+
+
+def test_the_text_is_complete_and_canonical():
+    experiment = Experiment(algorithm=DisPFL(density=0.2), workers=7, graph="random:0.4", lr=0.25, relabel=True)
+    values = json.loads(experiment.to_json())
+    assert set(values) == {field.name for field in fields(Experiment)}
+    assert values["algorithm"] == {"name": "dispfl", **option_defaults(DisPFL), "density": 0.2}
+    assert Experiment.from_json(experiment.to_json()) == experiment
+    shuffled = json.dumps(dict(sorted(values.items(), reverse=True)))
+    assert Experiment.from_json(shuffled).to_json() == experiment.to_json()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not an experiment"),
+        ("[1, 2]", "not an experiment"),
+        ("{}", "not an experiment"),
+        ('{"algorithm": 3}', "not an experiment"),
+        ('{"algorithm": {"name": "deprll"}}', "Did you mean 'deprl'"),
+        ('{"algorithm": {"name": "deprl", "head_epoch": 2}}', "Did you mean 'head_epochs'"),
+        ('{"algorithm": {"name": "deprl"}, "worker": 3}', "Did you mean 'workers'"),
+        ('{"algorithm": {"name": "deprl"}, "workers": "three"}', "workers"),
+        ('{"algorithm": {"name": "deprl", "head_epochs": "two"}}', "head-epochs"),
+        ('{"algorithm": {"name": "deprl"}, "workers": 0}', "--workers 0"),
+    ],
+)
+def test_other_texts_are_refused_in_one_line(text, said):
+    with pytest.raises(UserError) as error:
+        Experiment.from_json(text)
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_id_is_of_everything_that_decides_the_numbers():
+    base = Experiment()
+    changes = {
+        "algorithm": DePRL(head_epochs=3),
+        "data": "cifar10",
+        "model": "cnn",
+        "head": "fc1",
+        "norm": "local",
+        "workers": 15,
+        "split": "iid",
+        "test_split": "overlap",
+        "relabel": True,
+        "validation": 0.2,
+        "graph": "full",
+        "weights": "lazy",
+        "redraw": True,
+        "link_failure": 0.1,
+        "worker_failure": 0.1,
+        "seed": 2,
+        "batch_size": 3,
+        "lr": 0.5,
+        "head_lr": 0.5,
+        "momentum": 0.5,
+        "weight_decay": 0.5,
+        "clip": 0.5,
+        "decay": 0.5,
+        "schedule": "corollary",
+        "precision": "float64",
+        "step_seconds": 1.0,
+        "link_latency": 1.0,
+        "link_bandwidth": 1.0,
+        "loss": torch.nn.functional.mse_loss,
+        "metric": torch.nn.functional.mse_loss,
+        "transform": torch.nn.functional.dropout,
+    }
+    assert set(changes) == {field.name for field in fields(Experiment)} - {"rounds"}
+    ids = {replace(base, **{name: value}).run_id for name, value in changes.items()}
+    assert len(ids | {base.run_id}) == len(changes) + 1
+    assert all(len(one) == 12 for one in ids)
+
+
+def test_rounds_are_in_the_id_only_where_they_matter():
+    def ids(**values) -> set[str]:
+        return {Experiment(rounds=rounds, **values).run_id for rounds in (5, 10)}
+
+    assert len(ids()) == 1
+    assert len(ids(algorithm=DisPFL())) == 2
+    assert len(ids(schedule="corollary")) == 2
+
+
+def test_objects_are_known_by_their_content(lab):
+    net = nn.Linear(6, 3)
+    experiment = lab.tiny(Local(), model=net)
+    same = replace(experiment, data=lab.blobs(), model=nn.Linear(6, 3))
+    assert same.run_id != experiment.run_id
+    same.model.load_state_dict(net.state_dict())
+    assert same.run_id == experiment.run_id
+    assert replace(experiment, data=lab.blobs(seed=1)).run_id != experiment.run_id
+    with pytest.raises(UserError, match=r"(data|model) is .*give it in Python"):
+        Experiment.from_json(experiment.to_json())
+    again = Experiment.from_json(experiment.to_json(), data=experiment.data, model=net)
+    assert again.run_id == experiment.run_id
+
+
+def test_the_runtime_is_no_part_of_the_id():
+    assert not {field.name for field in fields(Runtime)} & {field.name for field in fields(Experiment)}
+    assert Runtime(out=Path("somewhere")).eval_every == 1
+
+
+def test_precision():
+    assert Experiment(precision="float64").dtype == torch.float64
+    assert {Experiment(precision=name).dtype for name in ("float32", "tf32", "bf16")} == {torch.float32}

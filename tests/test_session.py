@@ -1,0 +1,193 @@
+"""A run made ready: what is left open is filled in, and every mistake shows before anything is written."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, FedRep, Local
+from manyheads.data import Dataset
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.rounds import train
+from manyheads.session import open_session, pick_device
+
+
+def test_nothing_is_left_open(lab):
+    session = open_session(Experiment(workers=4), lab.cpu)
+    values = session.experiment.describe()
+    assert [name for name, value in values.items() if value is None] == ["head", "loss", "metric", "transform"]
+    # What a run writes down opens the same run.
+    again = open_session(Experiment.from_json(session.experiment.to_json()), lab.cpu)
+    assert again.experiment == session.experiment
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "graph", "weights"),
+    [
+        (DePRL(), "ring", "metropolis"),
+        (DPSGD(), "ring", "metropolis"),
+        (DisPFL(), "ring", "uniform"),
+        (FedAvg(), "server", None),
+        (Local(), "none", None),
+    ],
+)
+def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
+    experiment = lab.opened(lab.tiny(algorithm)).experiment
+    assert (experiment.graph, experiment.weights) == (graph, weights)
+
+
+def test_all_algorithms_share_partition_graph_and_first_weights(lab):
+    sessions = [lab.opened(lab.tiny(algorithm)) for algorithm in (DePRL(), DPSGD(), FedAvg(), Local())]
+    first = sessions[0]
+    for other in sessions[1:]:
+        assert other.federation.digest() == first.federation.digest()
+        for name, leaf in first.ctx.initial.params.items():
+            assert torch.equal(other.ctx.initial.params[name], leaf)
+
+
+def test_the_first_weights_are_equal_for_all_and_a_function_of_the_seed(lab):
+    torch.manual_seed(1)
+    one = lab.opened(lab.tiny(DePRL())).ctx.initial.params
+    torch.manual_seed(2)
+    two = lab.opened(lab.tiny(DePRL())).ctx.initial.params
+    other = lab.opened(lab.tiny(DePRL(), seed=2)).ctx.initial.params
+    for name, leaf in one.items():
+        assert leaf.shape[0] == 4 and (leaf == leaf[0]).all()
+        assert torch.equal(leaf, two[name])
+        assert not torch.equal(leaf, other[name])
+
+
+def test_opening_leaves_torchs_generator_alone(lab):
+    torch.manual_seed(11)
+    before = torch.get_rng_state()
+    lab.opened(lab.tiny(DePRL(heads="random")))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rates_decay_every_round(lab):
+    rates = lab.opened(lab.tiny(DePRL(), lr=0.4, head_lr=0.2, decay=0.5)).ctx.rates
+    assert [rates.sgd(round).lr for round in range(3)] == [0.4, 0.2, 0.1]
+    assert [rates.sgd(round, head=True).lr for round in range(3)] == [0.2, 0.1, 0.05]
+    assert (rates.momentum, rates.weight_decay, rates.clip) == (0.5, 0.001, 1.0)
+
+
+def test_a_clip_of_zero_is_none(lab):
+    assert lab.opened(lab.tiny(DePRL(), clip=0.0)).ctx.rates.sgd(0).clip is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tau"), [(DePRL(head_epochs=3), 3), (DePRL(head_steps=5), 5), (FedRep(head_epochs=4), 4)]
+)
+def test_corollary_ones_schedule(lab, algorithm, tau):
+    """beta = sqrt(N / K) and alpha = 1 / (tau sqrt(K)), the same in every round."""
+    rates = lab.opened(lab.tiny(algorithm, schedule="corollary", rounds=25)).ctx.rates
+    for round in (0, 7):
+        assert rates.sgd(round).lr == pytest.approx((4 / 25) ** 0.5)
+        assert rates.sgd(round, head=True).lr == pytest.approx(1 / (tau * 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"graph": "rong"}, "ring"),
+        ({"model": "mpl"}, "Did you mean 'mlp'"),
+        ({"split": "natura"}, "natural"),
+        ({"head": "fc7"}, "fc"),
+        ({"workers": 50}, "50"),
+        ({"graph": "in-neighbours:2"}, "row-stochastic"),
+        ({"graph": "server"}, "server"),
+        ({"redraw": True}, "redraw"),
+    ],
+)
+def test_mistakes_show_before_anything_runs(lab, changes, said):
+    with pytest.raises(UserError) as error:
+        lab.opened(lab.tiny(DePRL(), **changes))
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_unknown_data_is_named_with_the_nearest(lab):
+    with pytest.raises(UserError, match="Did you mean 'digits'"):
+        open_session(Experiment(data="digit"), lab.cpu)
+
+
+def test_single_samples_and_batchnorm_exclude_each_other(lab):
+    def normed() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+
+    with pytest.raises(UserError, match="batch-size 1"):
+        lab.opened(lab.tiny(DePRL(), model=normed, batch_size=1))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "mps"])
+def test_devices_that_are_not_there_are_refused(name):
+    with pytest.raises(UserError, match=f"'{name}'"):
+        pick_device(name)
+
+
+def test_a_regression_needs_a_loss_and_is_scored_by_it(lab):
+    data = lab.blobs()
+    target = (data.x_train[:, :2], data.x_test[:, :2])
+    numbers = Dataset("numbers", data.x_train, target[0], data.x_test, target[1], None, data.user_train, data.user_test)
+    with pytest.raises(UserError, match="loss"):
+        lab.opened(lab.tiny(DePRL(), data=numbers))
+
+    def squares(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output - y).square().mean(1)
+
+    experiment = lab.tiny(DePRL(), data=numbers, loss=squares, rounds=6)
+    records = list(train(experiment, lab.cpu))
+    assert records[-1].train_loss < records[0].train_loss
+    assert records[0].accuracy_mean < records[-1].accuracy_mean < 0
+    assert records[0].majority_floor is None
+
+    def error(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output - y).abs().amax(1)
+
+    measured = list(train(replace(experiment, metric=error), lab.cpu))[-1]
+    assert measured.accuracy_mean > 0
+    assert measured.train_loss == records[-1].train_loss
+
+
+def test_a_transform_changes_training_alone(lab):
+    def noisy(x: torch.Tensor, rng) -> torch.Tensor:
+        return x + torch.from_numpy(rng.standard_normal(tuple(x.shape)))
+
+    plain, changed = (list(train(lab.tiny(DePRL(), transform=t), lab.cpu)) for t in (None, noisy))
+    assert plain[0].train_loss != changed[0].train_loss
+    again = list(train(lab.tiny(DePRL(), transform=noisy), lab.cpu))
+    assert [record.train_loss for record in again] == [record.train_loss for record in changed]
+
+
+def test_statistics_travel_under_the_shared_policy_alone(lab):
+    def normed() -> torch.nn.Module:
+        return torch.nn.Sequential(
+            torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.ReLU(), torch.nn.Linear(4, 3)
+        )
+
+    for norm in ("shared", "local"):
+        session = lab.opened(lab.tiny(DePRL(), model=normed, norm=norm))
+        kind, ctx = DePRL(), session.ctx
+        state, _ = kind.local(kind.init(ctx), 0, ctx)
+        mixed = kind.mix(state, 0, ctx)
+        for name, leaf in state.buffers.items():
+            travelled = not torch.equal(mixed.buffers[name], leaf)
+            assert travelled == (norm == "shared" and leaf.is_floating_point()), name
+    session = lab.opened(lab.tiny(DePRL(), model=normed, norm="group"))
+    assert not session.ctx.initial.buffers
+
+
+def test_what_the_user_should_know_is_noted(lab):
+    session = lab.opened(lab.tiny(DisPFL(), graph="in-neighbours:2"))
+    assert any("row-stochastic" in note for note in session.notes)
+
+    def noisy() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.RReLU(), torch.nn.Linear(4, 3))
+
+    session = lab.opened(lab.tiny(DePRL(), model=noisy))
+    assert session.engine == "loop" and any("random numbers" in note for note in session.notes)
+
+
+def test_where_a_run_was_computed_is_described(lab):
+    described = open_session(lab.tiny(DePRL()), Runtime(device="cpu", threads=1, engine="loop")).describe_runtime()
+    assert described["engine"] == "loop" and described["device"] == "cpu" and described["torch"] == torch.__version__
