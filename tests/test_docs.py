@@ -1,0 +1,181 @@
+"""README, guide and pages say what is true: names, options, fields, commands, links and examples."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+import manyheads
+from manyheads import cli
+from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.cli.options import experiments, options_of
+from manyheads.record import Record
+
+ROOT = Path(__file__).parent.parent
+README, GUIDE = ROOT / "README.md", ROOT / "docs/index.md"
+PAGES = sorted([README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+COMMANDS = [
+    module
+    for found in pkgutil.iter_modules(cli.__path__)
+    if "run" in vars(module := importlib.import_module(f"manyheads.cli.{found.name}"))
+]
+FOREIGN_FLAGS = {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
+"""Options of torchrun that the pages show."""
+
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The page's code blocks in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """The words of every command in the page's shell blocks."""
+    for block in blocks(page, "sh"):
+        for line in block.replace("\\\n", " ").splitlines():
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+def run_blocks(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the page's Python blocks one after another in a folder."""
+    monkeypatch.chdir(folder)
+    names: dict[str, object] = {"__name__": "__main__"}
+    for block in blocks(page, "python"):
+        exec(compile(block, str(page), "exec"), names)
+
+
+def options_table(algorithm: type[Algorithm]) -> str:
+    """An algorithm's own options as its page shows them."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    for option in options_of(algorithm).values():
+        choices = " {" + ",".join(option.choices) + "}" if option.choices else ""
+        default = "" if option.default is None else f"`{option.default}`"
+        rows.append(f"| `{option.flag}{choices}` | {default} | {option.help} |")
+    return "\n".join(rows)
+
+
+def anchors(page: Path) -> set[str]:
+    """What a link into the page may name: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", manyheads.__all__)
+def test_public_name_is_explained(name):
+    value = getattr(manyheads, name)
+    # A dataclass without a docstring gets its signature for one; an algorithm's is its module's.
+    doc = sys.modules[value.__module__].__doc__ if value in REGISTRY.values() else inspect.getdoc(value)
+    assert doc and not doc.startswith(f"{name}(")
+    assert f"`{name}" in GUIDE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_algorithm_has_a_page_with_its_options(name):
+    page = (ROOT / f"docs/algorithms/{name}.md").read_text(encoding="utf-8")
+    assert f"\n{options_table(REGISTRY[name])}\n" in page
+    assert page.startswith(f"# {REGISTRY[name].title}")
+    for section in ("A round", "What is sent", "Options", "Where it differs"):
+        assert f"\n## {section}" in page
+    for overview in (README, GUIDE):
+        assert f"algorithms/{name}.md" in overview.read_text(encoding="utf-8")
+
+
+def test_no_page_for_an_algorithm_that_is_not_there():
+    assert {page.stem for page in (ROOT / "docs/algorithms").glob("*.md")} == set(REGISTRY)
+
+
+def test_design_page_shows_every_room():
+    _, _, section = (ROOT / "docs/design.md").read_text(encoding="utf-8").partition("## The rooms")
+    shown = re.findall(r"`(\w+(?:\.py|/))`", section.partition("\n## ")[0])
+    package = ROOT / "src/manyheads"
+    rooms = [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
+    assert sorted(shown) == sorted([*rooms, *(path.name for path in package.glob("[!_]*.py"))])
+
+
+def test_guide_defines_every_field_of_a_record():
+    _, _, section = GUIDE.read_text(encoding="utf-8").partition("### Every field")
+    rows = re.findall(r"^\| (`.*?) \|", section.partition("\n## ")[0], re.MULTILINE)
+    defined = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert defined == [spec.name for spec in fields(Record) if spec.name != "per_worker"]
+
+
+@pages
+def test_commands_are_understood(page, monkeypatch):
+    asked = []
+    for module in COMMANDS:
+        monkeypatch.setattr(module, "run", asked.append)
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for words in commands(page):
+        asked.clear()
+        match words:
+            case ["make", target]:
+                assert target in targets
+            case ["python", script, *_] if script.endswith(".py"):
+                assert (ROOT / script).exists()
+            case ["manyheads" | ".venv/bin/manyheads" | "torchrun", *argv]:
+                assert cli.main(argv[argv.index("manyheads") + 1 :] if words[0] == "torchrun" else argv) == 0, words
+                if asked and "source" in asked[0] and asked[0].source is None:
+                    assert experiments(asked[0])
+            case [tool, *_]:
+                assert tool in ("git", "cd", "pip", "export")
+
+
+@pages
+def test_options_exist(page, capsys):
+    def flags(*command: str) -> set[str]:
+        assert cli.main([*command, "--help"]) == 0
+        text = capsys.readouterr().out
+        inner = re.search(r"^commands:\n(.*?)(\n\n|\Z)", text, re.MULTILINE | re.DOTALL)
+        names = re.findall(r"^    ([\w-]+)", inner[1], re.MULTILINE) if inner else []
+        return set(re.findall(r"--[a-z][\w-]*", text)).union(*(flags(*command, name) for name in names))
+
+    shown = re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", page.read_text(encoding="utf-8"))
+    assert set(shown) <= flags() | FOREIGN_FLAGS
+
+
+@pages
+def test_links_resolve(page):
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        path, _, anchor = target.partition("#")
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), target
+        assert not anchor or anchor in anchors(linked), target
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+def test_example_runs(example, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(example), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+def test_readme_shows_the_example_as_it_is():
+    assert (ROOT / "examples/own_model.py").read_text(encoding="utf-8") in blocks(README, "python")
+
+
+def test_design_page_runs(tmp_path, monkeypatch):
+    run_blocks(ROOT / "docs/design.md", tmp_path, monkeypatch)
+
+
+def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
+    run_blocks(GUIDE, tmp_path, monkeypatch)
+    left = {path.name for path in (tmp_path / "runs/mine").iterdir() if not path.name.startswith(".")}
+    _, _, section = GUIDE.read_text(encoding="utf-8").partition("## The run directory")
+    named = set(re.findall(r"`([\w.]+)/?`", section.partition("\n### ")[0]))
+    assert left <= named
+
+
+def test_pictures_are_small():
+    for picture in (ROOT / "docs/images").iterdir():
+        assert picture.stat().st_size < 200_000
