@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 from manyheads.algorithms import REGISTRY
 from manyheads.experiment import Experiment
 from manyheads.recipes import RECIPES
+from manyheads.report import write_report
 
 LEVELS = {name: 0.95 - 0.03 * place for place, name in enumerate(REGISTRY)}
 """The accuracy each algorithm comes to."""
@@ -22,6 +23,19 @@ WriteRun = Callable[..., Path]
 @pytest.fixture(scope="session")
 def write_run() -> WriteRun:
     return _write_run
+
+
+@pytest.fixture(scope="session")
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report on three systems and two seeds, beside an unfinished run. Not to be written into."""
+    folder = tmp_path_factory.mktemp("reported")
+    for seed in (1, 2):
+        _write_run(folder / f"deprl{seed}", "deprl", seed=seed, similarity=True, theory=True, clock=True, level=0.9)
+        _write_run(folder / f"ditto{seed}", "ditto", seed=seed, clock=True, level=0.7)
+        _write_run(folder / f"local{seed}", "local", seed=seed, clock=True, level=0.8)
+    _write_run(folder / "late", seed=3, finished=False)
+    assert write_report(folder) == folder / "report.html"
+    return folder
 
 
 def _write_run(
