@@ -38,10 +38,12 @@ def record(round: int, **values: Any) -> Record:
             "loss",
             "train_loss",
             "consensus_error",
+            "consensus_error_relative",
             "consensus_error_before_mixing",
             "bytes_sent_per_worker",
             "bytes_received_per_worker",
             "seconds",
+            "simulated_seconds",
         ),
         round / 100,
     )

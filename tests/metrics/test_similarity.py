@@ -1,0 +1,50 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn.functional import cosine_similarity
+
+from manyheads.metrics import similarity as module
+from manyheads.metrics.similarity import mean_off_diagonal, similarities
+
+
+def test_by_hand() -> None:
+    models = [
+        ("representation.a", torch.tensor([[[1.0]], [[0.0]], [[-2.0]]])),
+        ("head.a", torch.tensor([[3.0], [3.0], [0.0]])),
+        ("representation.b", torch.tensor([[1.0], [5.0], [-2.0]])),
+        ("head.b", torch.tensor([[4.0], [0.0], [0.0]])),
+    ]
+    counts = torch.tensor([[2, 0], [0, 7], [1, 1]])
+    maps = similarities(models, counts)
+    r = 1 / math.sqrt(2)
+    expected = {
+        "data": [[1, 0, r], [0, 1, r], [r, r, 1]],
+        "heads": [[1, 3 / 5, 0], [3 / 5, 1, 0], [0, 0, 0]],
+        "representations": [[1, r, -1], [r, 1, -r], [-1, -r, 1]],
+    }
+    assert list(maps) == list(expected)
+    for kind, matrix in maps.items():
+        assert matrix.dtype == torch.float32
+        torch.testing.assert_close(matrix, torch.tensor(expected[kind], dtype=torch.float32))
+
+
+def test_what_is_not_there_is_left_out() -> None:
+    assert list(similarities([("head.a", torch.ones(2, 1))], None)) == ["heads"]
+    assert list(similarities([("generic.a", torch.ones(2, 1))], torch.ones(2, 3))) == ["data"]
+
+
+@given(st.integers(2, 6), st.integers(1, 40), st.integers(1, 64))
+def test_as_torch_has_it_whatever_the_blocks(num_workers: int, width: int, block: int) -> None:
+    rows = torch.randn(num_workers, width, generator=torch.Generator().manual_seed(width))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_BLOCK_NUMBERS", block)
+        found = similarities([("head.a", rows)], None)["heads"]
+    torch.testing.assert_close(found, cosine_similarity(rows.unsqueeze(0), rows.unsqueeze(1), dim=2))
+
+
+def test_mean_leaves_out_the_diagonal() -> None:
+    assert mean_off_diagonal(torch.tensor([[1.0, 0.5, 0.0], [0.5, 1.0, -0.5], [0.0, -0.5, 1.0]])) == 0.0
+    assert mean_off_diagonal(torch.tensor([[1.0, 0.25], [0.25, 0.0]])) == 0.25

@@ -1,0 +1,54 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.metrics import spread as module
+from manyheads.metrics.consensus import consensus_errors
+from manyheads.metrics.spread import spread
+from manyheads.network.in_process import InProcess
+from manyheads.topology import MatrixMixing
+
+
+def network(num_workers: int) -> InProcess:
+    full = MatrixMixing(np.full((num_workers, num_workers), 1 / num_workers))
+    return InProcess(full, frozenset({"head"}))
+
+
+def test_by_hand() -> None:
+    rows = {"head.a": torch.tensor([[1.0, 0.0], [3.0, 0.0]]), "head.b": torch.tensor([[0.0], [4.0]])}
+    found = spread(rows, network(2))  # mean (2, 0, 2), distances 1 + 4 each
+    assert found == (8.0, 5.0)
+    assert found.mean_square == (1 + 9 + 16) / 2
+
+
+def test_nothing_has_no_spread() -> None:
+    assert spread({}, network(3)) == (0.0, 0.0)
+
+
+def test_wide_leaves_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = {"head.a": torch.randn(3, 7, 5, dtype=torch.float64)}
+    whole = spread(rows, network(3))
+    monkeypatch.setattr(module, "_COLUMNS", 4)
+    assert spread(rows, network(3)) == pytest.approx(whole, rel=1e-14)
+    mean = rows["head.a"].mean(0)
+    assert whole.variance == pytest.approx(float((rows["head.a"] - mean).square().sum() / 3), rel=1e-14)
+
+
+def test_single_precision_is_summed_in_double() -> None:
+    """2^24 + 1 is no float32: a mean taken in single precision would be 2^24."""
+    rows = torch.tensor([[2.0**24], [2.0**24 + 2]])
+    assert spread({"head.a": rows}, network(2)) == ((2.0**24 + 1) ** 2, 1.0)
+
+
+def test_relative_consensus_error_has_no_scale() -> None:
+    rows = torch.tensor([[1.0, 2.0], [3.0, 2.0]])  # mean (2, 2), distances 1 and 1
+    assert consensus_errors({"representation.a": rows, "head.a": 9 * rows}, network(2)) == (1.0, 1 / 8)
+    assert consensus_errors({"representation.a": 4 * rows}, network(2)) == (16.0, 1 / 8)
+
+
+def test_around_zero_nothing_is_relative() -> None:
+    absolute, relative = consensus_errors({"representation.a": torch.tensor([[1.0], [-1.0]])}, network(2))
+    assert absolute == 1.0
+    assert math.isnan(relative)
