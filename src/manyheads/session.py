@@ -86,30 +86,11 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     speed_is_given = experiment.step_seconds is not None
     experiment = resolve(experiment, dataset)
     algorithm = experiment.algorithm
-    everyone = federate(
-        dataset,
-        workers=experiment.workers,
-        split=experiment.split,
-        test_split=experiment.test_split,
-        relabel=experiment.relabel,
-        validation=experiment.validation,
-        seed=experiment.seed,
-    )
-    federation = everyone
+    federation = everyone = deal(experiment, dataset)
     if processes.count > 1:
         _compare(processes, experiment, runtime, dataset)
         federation = everyone.take(placement[processes.rank])
-    mixing = build_mixing(
-        # A server or no exchange at all needs no graph; a ring then only says who is present.
-        "ring" if experiment.graph in ("server", "none") else experiment.graph,
-        experiment.workers,
-        weights=experiment.weights or "metropolis",
-        redraw=experiment.redraw,
-        link_failure=experiment.link_failure,
-        worker_failure=experiment.worker_failure,
-        seed=experiment.seed,
-        allow_row_stochastic=algorithm.row_stochastic,
-    )
+    mixing = connect(experiment)
     model = initial_model(experiment, federation)
     network = (
         InProcess(mixing, algorithm.private)
@@ -174,7 +155,7 @@ def _compare(processes: Processes, experiment: Experiment, runtime: Runtime, dat
         "content of the data": dataset.digest()[:12],
         "version": f"{manyheads.__version__} with torch {torch.__version__}",
     }
-    first, *others = map(json.loads, processes.texts("options", json.dumps(own)))
+    first, *others = map(json.loads, processes.texts(json.dumps(own)))
     for rank, other in enumerate(others, start=1):
         for name, value in first.items():
             if other.get(name) != value:
@@ -209,6 +190,34 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         # It averages over neighbours alike, whatever weights a comparison sets for the others.
         return replace(experiment, weights="uniform")
     return replace(experiment, weights=experiment.weights or "metropolis")
+
+
+def deal(experiment: Experiment, dataset: Dataset) -> Federation:
+    """Who holds what of a data set."""
+    return federate(
+        dataset,
+        workers=experiment.workers,
+        split=experiment.split,
+        test_split=experiment.test_split,
+        relabel=experiment.relabel,
+        validation=experiment.validation,
+        seed=experiment.seed,
+    )
+
+
+def connect(experiment: Experiment) -> Mixing:
+    """Who mixes with whom in a complete experiment."""
+    return build_mixing(
+        # A server or no exchange at all needs no graph; a ring then only says who is present.
+        "ring" if experiment.graph in ("server", "none") else experiment.graph,
+        experiment.workers,
+        weights=experiment.weights or "metropolis",
+        redraw=experiment.redraw,
+        link_failure=experiment.link_failure,
+        worker_failure=experiment.worker_failure,
+        seed=experiment.seed,
+        allow_row_stochastic=experiment.algorithm.row_stochastic,
+    )
 
 
 def rates(experiment: Experiment) -> Rates:

@@ -1,8 +1,8 @@
 """Joining: new workers take a learned representation as it is and train heads of their own on it.
 
-A round of worker i: ``head_epochs`` passes over its own samples move its head, which starts fresh; the representation is
-frozen. Nothing is sent. This is how the paper tests whether a representation serves workers that had no part in it; of
-a net that was learned without a head of its own the last layer is relearned.
+A round of worker i: ``head_epochs`` passes over its own samples move its head, which starts fresh; the representation
+is frozen. Nothing is sent. This is how the paper tests whether a representation serves workers that had no part in it;
+of a net that was learned without a head of its own the last layer is relearned.
 
 ``manyheads.join`` makes such runs out of finished ones, so that it is in no list of algorithms.
 """

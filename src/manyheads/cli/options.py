@@ -12,9 +12,10 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
+from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.errors import UserError, unknown
 from manyheads.experiment import Experiment, Runtime
+from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe
 
 _SECTIONS = {"data": "data and net", "workers": "who holds what", "graph": "who mixes with whom", "rounds": "training"}
@@ -79,12 +80,22 @@ def options_of(owner: type) -> dict[str, Option]:
 def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     """Add ALGORITHM and every option of Experiment, of each algorithm and of Runtime.
 
-    Only options that are given reach the namespace. ``several``: each takes one value or more (a grid), so that the
-    namespace holds lists; a switch then takes ``yes`` and ``no``.
+    Only options that are given reach the namespace. ``several``: those of Experiment and the algorithms take one value
+    or more (a grid), so that the namespace holds lists; a switch then takes ``yes`` and ``no``, or nothing for ``yes``.
     """
     parser.add_argument("algorithm", metavar="ALGORITHM", nargs="+" if several else "?", help=", ".join(REGISTRY))
     parser.add_argument(
-        "--from", dest="source", type=Path, metavar="FILE", help="begin with an experiment.json; other options change it"
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="begin with an experiment.json; other options change it",
+    )
+    parser.add_argument(
+        "--preset",
+        default="recipe",
+        metavar="{" + ",".join(PRESETS) + "}",
+        help="begin with the data set's recipe, each paper's own values, or those of the DePRL authors' code [recipe]",
     )
     group = parser
     for name, option in options_of(Experiment).items():
@@ -94,16 +105,14 @@ def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> No
     group = parser.add_argument_group("the algorithm's own")
     for owners in _algorithm_options().values():
         _add(group, _merged(owners.values()), _explained_by_algorithm(owners), several)
-    add_fields(parser, Runtime, title="where and how", several=several)
+    add_fields(parser, Runtime, title="where and how")
 
 
-def add_fields(
-    parser: argparse.ArgumentParser, owner: type, names: Iterable[str] | None = None, *, title: str, several: bool = False
-) -> None:
+def add_fields(parser: argparse.ArgumentParser, owner: type, names: Iterable[str] | None = None, *, title: str) -> None:
     """Add some of a dataclass's fields (all, unless named) as a section of options."""
     group, known = parser.add_argument_group(title), options_of(owner)
     for option in known.values() if names is None else [known[name] for name in names]:
-        _add(group, option, _explained(option), several)
+        _add(group, option, _explained(option), several=False)
 
 
 def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
@@ -119,22 +128,36 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
         if base is None:
             raise UserError(f"no algorithm given: name one of {', '.join(REGISTRY)}, or an experiment with --from.")
         names = [base.algorithm.name]
-    kinds = [get_algorithm(name) for name in names]
+    for name in names:
+        if name not in REGISTRY:
+            raise unknown("algorithm", name, REGISTRY)
     for name, owners in _algorithm_options().items():
         if name in args and not owners.keys() & set(names):
             flag = next(iter(owners.values())).flag
             raise UserError(f"{flag} is an option of {', '.join(owners)}, not of {', '.join(names)}: leave it out.")
+    starts = [apply(args.preset, _with_algorithm(base or Experiment(), REGISTRY[name])) for name in names]
     return [
-        replace(base or Experiment(), algorithm=algorithm, **values)
-        for kind in kinds
-        for algorithm in _algorithms(kind, args, base)
+        replace(start, algorithm=algorithm, **values)
+        for start in starts
+        for algorithm in _algorithms(start.algorithm, args)
         for values in _combinations(given(args, Experiment))
     ]
 
 
-def _algorithms(kind: type[Algorithm], args: argparse.Namespace, base: Experiment | None) -> list[Algorithm]:
-    start = base.algorithm if base is not None and isinstance(base.algorithm, kind) else kind()
-    return [replace(start, **values) for values in _combinations(given(args, kind))]  # pyright: ignore[reportArgumentType]
+def _with_algorithm(base: Experiment, kind: type[Algorithm]) -> Experiment:
+    return base if isinstance(base.algorithm, kind) else replace(base, algorithm=kind())
+
+
+def _algorithms(start: Any, args: argparse.Namespace) -> list[Algorithm]:
+    """An algorithm with every combination of the values given for its options."""
+    kind = type(start)
+    values, known = given(args, kind), options_of(kind)
+    # Passes and steps exclude each other: the one that is given takes the place of what a file or preset says.
+    for name in list(values):
+        for one, other in (("epochs", "steps"), ("steps", "epochs")):
+            if name.endswith(one) and (twin := name.removesuffix(one) + other) in known:
+                values.setdefault(twin, known[twin].default)
+    return [replace(start, **chosen) for chosen in _combinations(values)]
 
 
 def _combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -144,7 +167,8 @@ def _combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
+    """The values given for an option; a bare switch of a grid is an empty list and means yes."""
+    return (value or [True]) if isinstance(value, list) else [value]
 
 
 def _add(group: Any, option: Option, text: str, several: bool) -> None:
@@ -156,7 +180,8 @@ def _add(group: Any, option: Option, text: str, several: bool) -> None:
         return
     words = option.choices or (tuple(_SWITCH) if option.kind is bool else ())
     metavar = "{" + ",".join(words) + "}" if words else {int: "N", float: "X"}.get(option.kind, option.name.upper())
-    group.add_argument(option.flag, type=option.read, metavar=metavar, nargs="+" if several else None, **shared)
+    count = ("*" if option.kind is bool else "+") if several else None
+    group.add_argument(option.flag, type=option.read, metavar=metavar, nargs=count, **shared)
 
 
 @cache

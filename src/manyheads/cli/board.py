@@ -1,0 +1,127 @@
+"""What a person sees of many runs at once: how far they are, and what has become of each."""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+from manyheads.compare import Job, News
+from manyheads.terminal import human_seconds, score
+
+_PATIENCE_SECONDS = 10.0
+"""The longest time without a line where there is no live display."""
+
+Tell = Callable[[News], None]
+
+
+def follow(news: Iterable[News], jobs: Sequence[Job], title: str, *, quiet: bool = False) -> dict[str, str]:
+    """Show the jobs' news as they come: live on a terminal, elsewhere in lines. Gives why jobs failed, by label."""
+    tally = _Tally(jobs, title)
+    display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
+    if not quiet:
+        display = _live(tally) if sys.stdout.isatty() else _lines(tally)
+    errors = {}
+    try:
+        with display as tell:
+            for item in news:
+                tally.take(item)
+                if item.state == "failed":
+                    errors[jobs[item.job].label] = item.error
+                tell(item)
+    except KeyboardInterrupt:
+        done = f"{tally.ended} of {len(jobs)} runs had ended"
+        raise KeyboardInterrupt(f"stopped; {done}; the same command continues.") from None
+    return errors
+
+
+class _Tally:
+    """How far all jobs together are."""
+
+    def __init__(self, jobs: Sequence[Job], title: str) -> None:
+        self.jobs, self.title = jobs, title
+        self.rounds = [0] * len(jobs)
+        self.scores = [""] * len(jobs)
+        self.total = sum(job.rounds for job in jobs)
+        self.ended = self.failed = self.found = self.here = 0
+        self.began = time.monotonic()
+
+    def take(self, news: News) -> None:
+        job = self.jobs[news.job]
+        first = self.rounds[news.job] == 0
+        if news.state == "running" and not first:
+            # Of a run that is continued only what is done here says how fast it goes.
+            self.here += news.round - self.rounds[news.job]
+        self.found += first and news.state == "finished"
+        self.rounds[news.job] = job.rounds if news.state == "failed" else news.round
+        self.ended += news.state != "running"
+        self.failed += news.state == "failed"
+        if news.record is not None:
+            self.scores[news.job] = f"accuracy {score(news.record.metrics(), 'accuracy_mean')}"
+
+    @property
+    def done(self) -> int:
+        """Rounds that nobody has to wait for any more."""
+        return sum(self.rounds)
+
+    def __str__(self) -> str:
+        parts = [f"{self.ended}/{len(self.jobs)} runs"]
+        if self.failed:
+            parts.append(f"{self.failed} failed")
+        if self.here:
+            left = (time.monotonic() - self.began) * (self.total - self.done) / self.here
+            parts.append(f"{human_seconds(left)} left")
+        return "  ".join(parts)
+
+    def verdict(self, news: News) -> str | None:
+        """A job's end in a line; None: it goes on, or was finished before."""
+        label = self.jobs[news.job].label
+        if news.state == "failed":
+            return f"{label}: failed: {news.error}"
+        return f"{label}: {self.scores[news.job]}" if news.state == "finished" and self.scores[news.job] else None
+
+
+@contextmanager
+def _lines(tally: _Tally) -> Iterator[Tell]:
+    said = time.monotonic()
+
+    def tell(news: News) -> None:
+        nonlocal said
+        line = tally.verdict(news)
+        if line is None and news.state == "running" and time.monotonic() - said >= _PATIENCE_SECONDS:
+            line = f"{tally.done}/{tally.total} rounds"
+        if line is not None:
+            said = time.monotonic()
+            print(f"{tally.title}  {tally}  {line}", flush=True)
+
+    yield tell
+    if tally.found:
+        print(f"{tally.title}  {tally.found} of {len(tally.jobs)} runs were finished before", flush=True)
+
+
+@contextmanager
+def _live(tally: _Tally) -> Iterator[Tell]:
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None, complete_style="cyan"),
+        TextColumn("{task.fields[note]}", markup=False),
+    )
+    with Progress(*columns, expand=True) as bar:
+        total = bar.add_task(tally.title, total=tally.total, note="starting")
+        running: dict[int, TaskID] = {}
+
+        def tell(news: News) -> None:
+            job = tally.jobs[news.job]
+            if news.state == "running":
+                if news.job not in running:
+                    running[news.job] = bar.add_task(f"  {job.label}", total=job.rounds, note="")
+                note = f"{news.round}/{job.rounds}  {tally.scores[news.job]}"
+                bar.update(running[news.job], completed=news.round, note=note)
+            elif news.job in running:
+                bar.remove_task(running.pop(news.job))
+            if (line := tally.verdict(news)) is not None:
+                bar.console.print(line, markup=False, highlight=False)
+            bar.update(total, completed=tally.done, note=str(tally))
+
+        yield tell

@@ -1,0 +1,186 @@
+"""``manyheads compare``: several algorithms, options and seeds on the same data, side by side, and who is ahead."""
+
+import argparse
+import textwrap
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.cli.parser import Commands, Parser
+from manyheads.errors import UserError
+
+if TYPE_CHECKING:
+    from manyheads.compare import Job
+    from manyheads.experiment import Experiment, Runtime
+    from manyheads.report import Comparison
+    from manyheads.tune import Tuning
+
+_SEEDS = (1, 12, 123, 1234)
+
+_EXAMPLES = """\
+examples:
+  manyheads compare deprl d-psgd local --workers 32 --split dirichlet:0.1 --out runs/three
+  manyheads compare deprl fedrep --graph ring full --split dirichlet:0.1 dirichlet:0.3 --out runs/grid
+  manyheads compare deprl d-psgd --relabel --tune --out runs/tuned
+
+Any option may take several values: every combination is run with every seed. An option that an algorithm does not have
+is not applied to it. A comparison that was stopped or killed is continued by the same command, which does only what is
+missing.
+"""
+
+_HEADER_WIDTH = 10
+"""Letters in a line of a column's title."""
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "compare",
+        help="run several algorithms, options and seeds side by side",
+        usage="manyheads compare ALGORITHM... [options] --out DIR",
+        description="Run several algorithms, options and seeds side by side, over the cores, and report on them.",
+        epilog=_EXAMPLES,
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_options, options_of
+    from manyheads.experiment import Experiment
+    from manyheads.tune import FACTORS
+
+    parser.add_argument(
+        "--seeds",
+        dest="seed",
+        nargs="+",
+        type=options_of(Experiment)["seed"].read,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help=f"seeds to average over [{' '.join(map(str, _SEEDS))}]",
+    )
+    parser.add_argument(
+        "--tune",
+        nargs="*",
+        type=float,
+        metavar="FACTOR",
+        help="choose each algorithm's rates on the validation split, among these multiples of them "
+        f"[{' '.join(f'{factor:g}' for factor in FACTORS)}]",
+    )
+    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    add_options(parser, several=True)
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads import terminal
+    from manyheads.cli.options import experiments, given
+    from manyheads.compare import distinct, plan
+    from manyheads.experiment import Runtime
+    from manyheads.report import write
+    from manyheads.tune import FACTORS, with_rates
+
+    runtime = Runtime(**given(args, Runtime))
+    folder = runtime.out
+    if folder is None:
+        raise UserError("compare keeps its runs in a folder: give one with --out.")
+    if "seed" not in args:
+        args.seed = list(_SEEDS)
+    asked = experiments(args)
+    with terminal.waiting("loading the data", quiet=args.quiet):
+        wanted = distinct(asked, runtime)
+    jobs, tuned, failed = plan(wanted, folder), [], {}
+    if args.tune is not None:
+        tuned, failed = _tune(wanted, args.tune or FACTORS, runtime, folder, quiet=args.quiet)
+        jobs = plan(with_rates(wanted, tuned), folder)
+    failed |= _run(jobs, runtime, "running", quiet=args.quiet)
+    try:
+        comparison = _compared(folder, jobs)
+        with terminal.waiting("drawing the report", quiet=args.quiet):
+            page = write(comparison)
+    except UserError:
+        # Without its failed runs a grid is not whole; that they failed is what there is to say.
+        if not failed:
+            raise
+    else:
+        print()
+        print(*tuning_tables(tuned, comparison), result_table(comparison), page, sep="\n\n")
+    if failed:
+        names, reasons = "; ".join(failed), list(failed.values())
+        raise UserError(f"{len(failed)} failed: {names}. The first: {reasons[0]}")
+
+
+def _tune(
+    wanted: "Sequence[Experiment]", factors: Sequence[float], runtime: "Runtime", folder: Path, *, quiet: bool
+) -> "tuple[list[Tuning], dict[str, str]]":
+    """How the experiments' rates were chosen, and why some have none, by label."""
+    from manyheads.tune import tunings
+
+    tuned = tunings(wanted, factors, folder)
+    errors = _run([job for tuning in tuned for job in tuning.jobs], runtime, "tuning", quiet=quiet)
+    for tuning in tuned:
+        tuning.settle(folder)
+    return tuned, {tuning.label: errors[tuning.jobs[0].label] for tuning in tuned if tuning.best is None}
+
+
+def _run(jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, quiet: bool) -> dict[str, str]:
+    """Run jobs and show it; why some failed, by label."""
+    from manyheads.cli.board import follow
+    from manyheads.compare import run_jobs
+
+    with closing(run_jobs(jobs, runtime)) as news:
+        return follow(news, jobs, title, quiet=quiet)
+
+
+def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
+    """These runs, and no others that the folder may hold."""
+    from manyheads.report.collect import find_runs
+    from manyheads.report.comparison import compare
+
+    found, paths = find_runs(folder), {job.path for job in jobs}
+    return compare(replace(found, runs=[run for run in found.runs if run.path in paths]))
+
+
+def result_table(comparison: "Comparison") -> str:
+    """A row for each system and setting: means over seeds with their deviation, the best marked."""
+    from manyheads.report.table import headers, rows
+    from manyheads.terminal import table
+
+    titles = ["", *(name.replace("_", " ") for name in comparison.grid), *headers(comparison)]
+    body = [
+        [row.label, *row.setting, *(cell.text + ("*" if cell.best else " ") for cell in row.cells)]
+        for row in rows(comparison)
+    ]
+    legend = "* best"
+    if len(comparison.seeds) > 1:
+        legend += f"; ± deviation over {len(comparison.seeds)} seeds, and the standard error of what is behind the best"
+    return f"{table(_wrapped(titles), body)}\n{legend}"
+
+
+def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[str]:
+    """The validation accuracy of every rate that was tried, the chosen ones marked; nothing if nothing was tuned."""
+    from manyheads.terminal import table
+
+    if not tuned:
+        return []
+    unit = f", {comparison.unit}" if comparison.unit else ""
+    factors = tuned[0].factors
+    header = [f"validation accuracy{unit}, rates ×", *(f"{factor:g} " for factor in factors), "lr", "head lr"]
+    body = []
+    for tuning in tuned:
+        scores = [
+            "failed " if score is None else comparison.score(score) + ("*" if place == tuning.best else " ")
+            for place, score in enumerate(tuning.scores)
+        ]
+        rates = ("–", "–") if tuning.best is None else (f"{tuning.chosen.lr:g}", f"{tuning.chosen.head_lr:g}")
+        body.append([tuning.label, *scores, *rates])
+    ends = [tuning.label for tuning in tuned if tuning.at_the_end]
+    notes = [f"note: {label}: the best rate is the first or last that was tried." for label in ends]
+    return ["\n".join([table([header], body), *notes])]
+
+
+def _wrapped(titles: Sequence[str]) -> list[tuple[str, ...]]:
+    """Titles of columns in as many lines as the longest needs, the last word of each in the last line."""
+    lines = [textwrap.wrap(title, _HEADER_WIDTH)[::-1] for title in titles]
+    return list(zip_longest(*lines, fillvalue=""))[::-1]

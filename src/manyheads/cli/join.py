@@ -1,0 +1,52 @@
+"""``manyheads join``: new workers on what a finished run has learned; they train only their heads."""
+
+import argparse
+from pathlib import Path
+
+from manyheads.cli.parser import Commands, Parser
+
+_ABOUT = """\
+Take the representation that a finished run has learned, freeze it, and let new workers with a fresh split of the data
+train heads of their own on it. Of nets without a head of their own the last layer is relearned. The result is a run
+like any other, with a round for each pass.
+"""
+
+_RUNTIME = ("out", "data_dir", "device", "engine", "threads", "eval_every", "checkpoint_every", "deterministic")
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "join",
+        help="let new workers use what a run has learned",
+        usage="manyheads join RUN [options]",
+        description=_ABOUT,
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_fields
+    from manyheads.experiment import Runtime
+    from manyheads.join import NewWorkers
+
+    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
+    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    add_fields(parser, NewWorkers, title="the new workers")
+    add_fields(parser, Runtime, _RUNTIME, title="where and how")
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads import terminal
+    from manyheads.cli.options import given
+    from manyheads.cli.train import train
+    from manyheads.experiment import Runtime
+    from manyheads.join import NewWorkers, join
+    from manyheads.store import Run
+
+    new = NewWorkers(**given(args, NewWorkers))
+    # A run on arrays that only Python can give has no data of its own to read.
+    objects = {} if new.data is None else {"data": new.data}
+    with terminal.waiting(f"loading {args.directory}", quiet=args.quiet):
+        session = join(Run.open(args.directory, **objects), new, Runtime(**given(args, Runtime)))
+    train(session, quiet=args.quiet)

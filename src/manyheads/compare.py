@@ -1,0 +1,221 @@
+"""Many runs side by side: over the cores, each in a directory of its own, taken up where they stopped.
+
+Runs of one seed share partition, graph and first weights by construction: all of them are functions of the seed and of
+options that the runs have in common.
+"""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from manyheads.data import load
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.record import Record
+from manyheads.rounds import run
+from manyheads.session import connect, deal, initial_model, open_session, pick_device, resolve
+from manyheads.store import RunDirectory
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be made."""
+
+    experiment: Experiment
+    """Complete."""
+    path: Path
+    label: str
+    """What tells it from the others, for people."""
+
+    @property
+    def rounds(self) -> int:
+        assert self.experiment.rounds is not None, "a job's experiment is complete"
+        return self.experiment.rounds
+
+    @property
+    def finished(self) -> bool:
+        return RunDirectory(self.path).finished(self.rounds)
+
+
+@dataclass(frozen=True)
+class News:
+    """What has become of a job."""
+
+    job: int
+    """Its place in the list."""
+    state: Literal["running", "finished", "failed"]
+    round: int = 0
+    """Rounds done."""
+    record: Record | None = None
+    """The round's record, where it was evaluated."""
+    error: str = ""
+    """Why it failed, in one line."""
+
+
+def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experiment]:
+    """Experiments made complete, each once: values that an algorithm does not look at make no difference.
+
+    Mistakes in them show here, before anything is run.
+    """
+    load_once = cache(lambda name: load(name, runtime.data_dir))
+    found: dict[str, Experiment] = {}
+    checked = set()
+    for experiment in experiments:
+        data = experiment.data
+        dataset = load_once(data) if isinstance(data, str) else data
+        complete = resolve(experiment, dataset)
+        before = found.setdefault(complete.run_id, complete)
+        if before.rounds != complete.rounds:
+            given = f"--rounds {before.rounds} and {complete.rounds}"
+            raise UserError(f"{given}: give one number, as a run's records hold all rounds up to its last.")
+        # What does for one seed does for the others.
+        if (setting := replace(complete, seed=0)) not in checked:
+            checked.add(setting)
+            connect(complete)
+            initial_model(complete, deal(complete, dataset))
+    return list(found.values())
+
+
+def plan(experiments: Sequence[Experiment], folder: Path) -> list[Job]:
+    """A job for each of some complete experiments, in ``folder/ALGORITHM-RUN_ID``."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder} is a file: choose another --out.")
+    if (folder / "experiment.json").exists():
+        raise UserError(f"{folder} holds a single run: choose another --out for many.")
+    return [
+        Job(experiment, folder / directory_name(experiment), label)
+        for experiment, label in zip(experiments, labels(experiments), strict=True)
+    ]
+
+
+def directory_name(experiment: Experiment) -> str:
+    """Where a run lies within the folder of a comparison."""
+    return f"{experiment.algorithm.name}-{experiment.run_id}"
+
+
+def labels(experiments: Sequence[Experiment]) -> list[str]:
+    """Each experiment's algorithm, and the values of those options in which experiments of that algorithm differ."""
+    tables = [_options(experiment) for experiment in experiments]
+    found = []
+    for table in tables:
+        alike = [other for other in tables if other["algorithm"] == table["algorithm"]]
+        differing = [name for name in table if any(other[name] != table[name] for other in alike)]
+        values = [f"{name.replace('_', ' ')} {table[name]}" for name in differing]
+        found.append(", ".join([table["algorithm"], *values]))
+    return found
+
+
+def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
+    """Run what is not finished yet. A run that fails does not keep the others from going on.
+
+    On the CPU each core takes a run at a time in a process of its own; a GPU takes one after the other, as does a
+    single core (``threads=1``). Closing the generator stops the processes; nothing of theirs is lost.
+    """
+    waiting = []
+    for number, job in enumerate(jobs):
+        if job.finished:
+            yield News(number, "finished", job.rounds)
+        else:
+            waiting.append(number)
+    cores = runtime.threads or os.cpu_count() or 1
+    processes = 1 if pick_device(runtime.device).type == "cuda" else min(cores, len(waiting))
+    if processes > 1:
+        yield from _in_processes(jobs, waiting, replace(runtime, threads=cores // processes), processes)
+    else:
+        for number in waiting:
+            yield from _run(number, jobs[number], runtime)
+
+
+def _options(experiment: Experiment) -> dict[str, Any]:
+    """An experiment as one flat table, the algorithm by its name."""
+    values = experiment.describe()
+    own = values.pop("algorithm")
+    return {"algorithm": own.pop("name"), **own, **values}
+
+
+def _run(number: int, job: Job, runtime: Runtime) -> Iterator[News]:
+    try:
+        for step in run(open_session(job.experiment, replace(runtime, out=job.path))):
+            yield News(number, "running", step.round, step.record)
+    except UserError as error:
+        yield News(number, "failed", error=str(error))
+    else:
+        yield News(number, "finished", job.rounds)
+
+
+def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime, count: int) -> Iterator[News]:
+    """Hand the jobs out to processes that live as long as there are any."""
+    queue = deque(waiting)
+    processes: dict[Connection, SpawnProcess] = {}
+    busy: dict[Connection, int] = {}
+
+    def hand_out(pipe: Connection) -> None:
+        busy[pipe] = queue.popleft()
+        pipe.send((busy[pipe], jobs[busy[pipe]]))
+
+    def start() -> None:
+        # A forked child would share the threads and locks that torch holds in this process.
+        context = multiprocessing.get_context("spawn")
+        pipe, theirs = context.Pipe()
+        process = context.Process(target=_serve, args=(theirs, runtime), daemon=True)
+        process.start()
+        theirs.close()
+        processes[pipe] = process
+        hand_out(pipe)
+
+    try:
+        for _ in range(count):
+            start()
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                try:
+                    news: News = pipe.recv()
+                except (EOFError, ConnectionError):
+                    processes[pipe].join()
+                    reason = f"its process ended with status {processes[pipe].exitcode}: it may have run out of memory."
+                    news = News(busy.pop(pipe), "failed", error=reason)
+                    if queue:
+                        start()
+                else:
+                    if news.state != "running":
+                        del busy[pipe]
+                        if queue:
+                            hand_out(pipe)
+                yield news
+    finally:
+        for process in processes.values():
+            process.terminate()
+        for process in processes.values():
+            process.join()
+
+
+def _serve(pipe: Connection, runtime: Runtime) -> None:
+    """A process that runs jobs, one after the other, for as long as the one that started it lives."""
+    # Ctrl-C reaches every process of a terminal: the first one decides what becomes of the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    assert runtime.threads is not None
+    torch.set_num_threads(runtime.threads)
+    while True:
+        number, job = pipe.recv()
+        for news in _run(number, job, runtime):
+            pipe.send(news)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,108 @@
+"""New workers: what a finished run has learned, given to workers that had no part in it and train only their heads."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from manyheads.algorithms import Join
+from manyheads.algorithms.base import State, merge
+from manyheads.algorithms.phases import REPRESENTATION
+from manyheads.data import Dataset
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.randomness import key
+from manyheads.session import Session, open_session
+from manyheads.store import Run
+from manyheads.tree import Params, select
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewWorkers:
+    """Who joins, and what they do. None means: as in the run."""
+
+    data: str | Dataset | None = None
+    """Data set of the new workers. Default: the run's."""
+    workers: int = 64
+    """Number of new workers."""
+    split: str | None = None
+    """Who holds what: dirichlet:A, iid, shards:K or natural. Default: as in the run."""
+    seed: int | None = None
+    """Seed of the new workers; they differ from a run's with the same one. Default: the run's."""
+    representation: Literal["own", "mean"] = "own"
+    """Whether worker i takes the representation of the run's worker i mod N, or the mean of all."""
+    head_epochs: int = 10
+    """Passes over the local samples that move the heads."""
+
+    def __post_init__(self) -> None:
+        if self.head_epochs < 1:
+            raise UserError(f"--head-epochs {self.head_epochs} is not positive: give a number above 0.")
+
+
+def join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
+    """A session in which new workers train heads on what a finished run has learned, one pass a round."""
+    source, summary = run.experiment, run.summary()
+    if summary is None or source.rounds is None or summary["rounds"] < source.rounds:
+        raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
+    learned = run.state()
+    leaves = select({**learned.params, **learned.buffers}, REPRESENTATION)
+    if not select(learned.params, REPRESENTATION):
+        raise UserError(f"{run.path} has learned no representation, as its head is all of the net: give another run.")
+    session = open_session(_experiment(source, leaves, new), runtime)
+    if "head" not in session.ctx.model.groups:
+        raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
+    whose = (
+        f"of worker i mod {source.workers}" if new.representation == "own" else f"the mean of {source.workers} workers"
+    )
+    session.notes.append(f"Representation after {learned.round} rounds of {run.path}: {whose}.")
+    first = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
+    return replace(session, ctx=replace(session.ctx, initial=first))
+
+
+def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorkers) -> Experiment:
+    return replace(
+        source,
+        algorithm=Join(run=source.run_id, learned=_fingerprint(leaves), representation=new.representation),
+        data=source.data if new.data is None else new.data,
+        workers=new.workers,
+        split=new.split or source.split,
+        # A stream of its own: with the run's seed itself as many workers would hold what the run's do.
+        seed=key(source.seed if new.seed is None else new.seed, "join") % 2**31,
+        rounds=new.head_epochs,
+        # Ten passes are no time for rates to fall, and nothing is exchanged that could fail.
+        decay=1.0,
+        schedule="decay",
+        link_failure=0.0,
+        worker_failure=0.0,
+    )
+
+
+def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], run: Run) -> Params:
+    """The representation of each new worker, [W, ...]."""
+    initial: State = session.ctx.initial
+    wanted = select({**initial.params, **initial.buffers}, REPRESENTATION)
+    shapes, offered = ({name: leaf.shape[1:] for name, leaf in tree.items()} for tree in (wanted, leaves))
+    if shapes != offered:
+        data = session.experiment.data
+        raise UserError(f"the representation of {run.path} does not fit the samples of {data}: give its own --data.")
+    ids = torch.tensor(session.ctx.ids)
+
+    def taken(leaf: Tensor) -> Tensor:
+        if which == "own":
+            return leaf[ids % len(leaf)]
+        # Counters of batches, the only leaves that are no floats, are not averaged.
+        mean = leaf.double().mean(0).to(leaf.dtype) if leaf.is_floating_point() else leaf[0]
+        return mean.repeat(len(ids), *[1] * mean.ndim)
+
+    return {name: taken(leaf).to(session.device) for name, leaf in leaves.items()}
+
+
+def _fingerprint(leaves: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, leaf in leaves.items():
+        digest.update(name.encode())
+        digest.update(leaf.contiguous().numpy().data)
+    return digest.hexdigest()[:12]

@@ -1,0 +1,111 @@
+"""Rates chosen on the validation split: the same grid for every algorithm, around what its experiment has."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import isfinite, log
+from pathlib import Path
+
+from manyheads.compare import Job, directory_name, labels
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment
+from manyheads.store import Run
+
+FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+FOLDER = "tuning"
+"""Where, within a comparison, the runs lie whose rates were not chosen."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """One algorithm in one setting, and the runs its rates are chosen by."""
+
+    experiment: Experiment
+    """Complete, with the rates that the factors multiply and the seed that they are chosen with."""
+    label: str
+    factors: tuple[float, ...]
+    jobs: tuple[Job, ...]
+    """One for each factor."""
+
+    @cached_property
+    def scores(self) -> list[float | None]:
+        """Validation accuracy after the last round, factor by factor; None: the run failed, as rates too high do."""
+        return [_validation(job) for job in self.jobs]
+
+    @cached_property
+    def best(self) -> int | None:
+        """The factor with the highest score, of equal ones the nearest to 1; None: every run failed."""
+        ranked = [
+            (score, -abs(log(factor)), place)
+            for place, (score, factor) in enumerate(zip(self.scores, self.factors, strict=True))
+            if score is not None
+        ]
+        return max(ranked)[-1] if ranked else None
+
+    @property
+    def at_the_end(self) -> bool:
+        """Whether the best factor is the grid's smallest or largest, so that a better one may lie beyond."""
+        return self.best is not None and self.factors[self.best] in (min(self.factors), max(self.factors))
+
+    @property
+    def chosen(self) -> Experiment:
+        """The experiment with the best rates."""
+        assert self.best is not None
+        return self.jobs[self.best].experiment
+
+    def settle(self, folder: Path) -> None:
+        """Move the run with the best rates to its place in the comparison, where the same run would be made."""
+        if self.best is not None and (path := self.jobs[self.best].path).parent != folder:
+            path.rename(folder / path.name)
+
+
+def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder: Path) -> list[Tuning]:
+    """What has to be tuned before complete experiments can run: each setting once, with the first one's seed."""
+    grid = tuple(sorted(set(factors)))
+    if not (grid[0] > 0 and isfinite(grid[-1])):
+        raise UserError(f"--tune {' '.join(f'{f:g}' for f in grid)}: give factors above 0, such as 0.5 1 2.")
+    for experiment in experiments:
+        if experiment.validation == 0:
+            raise UserError("--tune chooses rates on the validation split, and --validation is 0: give a part above 0.")
+        if experiment.schedule != "decay":
+            raise UserError(f"--tune changes rates that --schedule {experiment.schedule} does not use: leave one out.")
+    found = {one.run_id: one for one in _with_one_seed(experiments)}
+    return [
+        Tuning(one, label, grid, tuple(_job(one, label, factor, folder) for factor in grid))
+        for one, label in zip(found.values(), labels(list(found.values())), strict=True)
+    ]
+
+
+def with_rates(experiments: Sequence[Experiment], tuned: Iterable[Tuning]) -> list[Experiment]:
+    """The experiments with the rates that were chosen; those of which every rate failed are left out."""
+    by_setting = {tuning.experiment.run_id: tuning for tuning in tuned}
+    pairs = zip(experiments, (by_setting[one.run_id] for one in _with_one_seed(experiments)), strict=True)
+    return [
+        replace(experiment, lr=tuning.chosen.lr, head_lr=tuning.chosen.head_lr)
+        for experiment, tuning in pairs
+        if tuning.best is not None
+    ]
+
+
+def _with_one_seed(experiments: Sequence[Experiment]) -> list[Experiment]:
+    return [replace(experiment, seed=experiments[0].seed) for experiment in experiments]
+
+
+def _job(experiment: Experiment, label: str, factor: float, folder: Path) -> Job:
+    assert experiment.lr is not None and experiment.head_lr is not None, "what is tuned is complete"
+    candidate = replace(experiment, lr=_times(experiment.lr, factor), head_lr=_times(experiment.head_lr, factor))
+    name = directory_name(candidate)
+    settled = folder / name
+    return Job(candidate, settled if settled.exists() else folder / FOLDER / name, f"{label}, rates × {factor:g}")
+
+
+def _times(rate: float, factor: float) -> float:
+    """The product, without the digits that only rounding makes."""
+    return float(f"{rate * factor:.9g}")
+
+
+def _validation(job: Job) -> float | None:
+    if not job.finished:
+        return None
+    summary = Run.open(job.path).summary()
+    return None if summary is None else summary["accuracy_validation"]

@@ -1,0 +1,137 @@
+"""Many runs: what they share, what is run once, what a failure leaves alone, and what processes do not change."""
+
+import os
+import signal
+from dataclasses import replace
+from multiprocessing import active_children
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from manyheads.algorithms import REGISTRY
+from manyheads.compare import Job, News, distinct, labels, plan, run_jobs
+from manyheads.errors import UserError
+from manyheads.experiment import Runtime
+
+ONE = Runtime(device="cpu", threads=1)
+TWO = Runtime(device="cpu", threads=2)
+
+
+def _jobs(lab: SimpleNamespace, folder: Path, *names: str, **changes: object) -> list[Job]:
+    experiments = [lab.tiny(REGISTRY[name](), **changes) for name in names]
+    return plan(distinct(experiments, ONE), folder)
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_all_share_partition_graph_and_first_weights(lab: SimpleNamespace) -> None:
+    data = lab.blobs(workers=4)
+    sessions = [
+        lab.opened(lab.tiny(kind(), data=data, split="iid", graph="random:0.5", seed=7)) for kind in REGISTRY.values()
+    ]
+    first = sessions[0]
+    other = lab.opened(replace(first.experiment, seed=8))
+    assert other.everyone.digest() != first.everyone.digest()
+    weights = next(name for name in first.ctx.initial.params if name.startswith("head."))
+    assert not torch.equal(other.ctx.initial.params[weights], first.ctx.initial.params[weights])
+    for session in sessions[1:]:
+        assert session.everyone.digest() == first.everyone.digest()
+        for name, leaf in first.ctx.initial.params.items():
+            assert torch.equal(session.ctx.initial.params[name], leaf)
+    on_graph = [session for session in sessions if session.experiment.graph == "random:0.5"]
+    assert [session.experiment.algorithm.name for session in on_graph] == ["deprl", "d-psgd", "dispfl"]
+    for session in on_graph:
+        assert np.array_equal(session.mixing.rows(0).dense() > 0, first.mixing.rows(0).dense() > 0)
+
+
+def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNamespace) -> None:
+    asked = [
+        lab.tiny(REGISTRY[name](), graph=graph, weights=weights, seed=seed)
+        for name in ("deprl", "fedavg", "local")
+        for graph in ("ring", "full")
+        for weights in (None, "metropolis")
+        for seed in (1, 2, 2)
+    ]
+    found = distinct(asked, ONE)
+    assert [(e.algorithm.name, e.graph, e.seed) for e in found] == [
+        ("deprl", "ring", 1),
+        ("deprl", "ring", 2),
+        ("deprl", "full", 1),
+        ("deprl", "full", 2),
+        ("fedavg", "server", 1),
+        ("fedavg", "server", 2),
+        ("local", "none", 1),
+        ("local", "none", 2),
+    ]
+    assert labels(found)[2:5] == ["deprl, graph full, seed 1", "deprl, graph full, seed 2", "fedavg, seed 1"]
+    assert labels(found[::4]) == ["deprl", "fedavg"]
+
+
+def test_one_run_cannot_end_twice(lab: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match="--rounds 3 and 5: give one number"):
+        distinct([lab.tiny(REGISTRY["local"](), rounds=rounds) for rounds in (3, 5)], ONE)
+
+
+def test_folders_that_are_something_else(lab: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="is a file"):
+        _jobs(lab, tmp_path / "file", "local")
+    (tmp_path / "experiment.json").touch()
+    with pytest.raises(UserError, match="holds a single run"):
+        _jobs(lab, tmp_path, "local")
+
+
+def test_a_failure_does_not_stop_the_others_and_a_second_call_does_only_what_is_missing(
+    lab: SimpleNamespace, tmp_path: Path
+) -> None:
+    good = _jobs(lab, tmp_path, "local", "fedavg", rounds=3)
+    (bad,) = _jobs(lab, tmp_path, "d-psgd", lr=1e200, clip=0.0)
+    jobs = [bad, *good]
+    news = list(run_jobs(jobs, ONE))
+    ends = [(item.job, item.state) for item in news if item.state != "running"]
+    assert ends == [(0, "failed"), (1, "finished"), (2, "finished")]
+    assert [item.round for item in news if item.job == 1] == [1, 2, 3, 3]
+    (failure,) = (item for item in news if item.state == "failed")
+    assert "is not a number" in failure.error
+    before = _files(good[0].path) | _files(good[1].path)
+    again = list(run_jobs(jobs, ONE))
+    assert [item for item in again if item.job > 0] == [News(1, "finished", 3), News(2, "finished", 3)]
+    assert _files(good[0].path) | _files(good[1].path) == before
+
+
+def test_processes_change_nothing_and_the_death_of_one_costs_one_run(lab: SimpleNamespace, tmp_path: Path) -> None:
+    names = ("deprl", "ditto", "dispfl")
+    here, there = _jobs(lab, tmp_path / "here", *names, rounds=5), _jobs(lab, tmp_path / "there", *names, rounds=5)
+    assert {item.state for item in run_jobs(here, ONE)} == {"running", "finished"}
+
+    states: dict[int, str] = {}
+    killed = None
+    for item in run_jobs(there, TWO):
+        states[item.job] = item.state
+        if killed is None:
+            killed = active_children()[0]
+            assert killed.pid is not None
+            os.kill(killed.pid, signal.SIGKILL)
+        if item.state == "failed":
+            assert item.error.startswith("its process ended with status -9")
+    assert sorted(states.values()) == ["failed", "finished", "finished"]
+    assert not active_children()
+
+    (left,) = (there[number] for number, state in states.items() if state == "failed")
+    assert [item.state for item in run_jobs([left], TWO)][-1] == "finished"
+    for one, other in zip(here, there, strict=True):
+        for name in ("models.safetensors", "workers.jsonl", "partition.safetensors"):
+            assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+
+
+def test_closing_stops_the_processes(lab: SimpleNamespace, tmp_path: Path) -> None:
+    news = run_jobs(_jobs(lab, tmp_path, "deprl", "local", rounds=10_000), TWO)
+    assert next(news).state == "running"
+    assert len(active_children()) == 2
+    news.close()
+    assert not active_children()
