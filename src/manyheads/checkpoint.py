@@ -33,7 +33,7 @@ from manyheads.tree import Buffers, Params
 _KEPT = 2
 _MANIFEST = "manifest.json"
 _POLL_SECONDS = 0.1
-_DISK_SECONDS = 10.0
+_DISK_SECONDS = 5.0
 """How long a file may take to show on another host."""
 
 

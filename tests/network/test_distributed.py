@@ -3,12 +3,8 @@
 Started with the environment that torchrun gives, this file trains every case; one start serves all checks.
 """
 
-import os
-import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -155,46 +151,15 @@ def content(tensor: Tensor) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory, start_together: Any) -> dict[int, Path]:
     """The cases trained by one process, by two and by three: number of processes -> folder."""
     made = {count: tmp_path_factory.mktemp(f"over-{count}") for count in (1, *COUNTS)}
-    with ExitStack() as stack:
-        ports = {count: free_port() for count in COUNTS}
-        everyone = [(rank, count) for count in COUNTS for rank in range(count)]
-        started = [stack.enter_context(start(rank, count, ports[count], made[count])) for rank, count in everyone]
-        for number, experiment in enumerate(CASES.values()):
-            for _ in run(open_session(experiment, runtime(made[1] / str(number)))):
-                pass
-        for process in started:
-            output, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, output
+    started = [process for count in COUNTS for process in start_together(count, __file__, made[count])]
+    for number, experiment in enumerate(CASES.values()):
+        for _ in run(open_session(experiment, runtime(made[1] / str(number)))):
+            pass
+    assert all(process.status() == 0 for process in started), [process.text() for process in started]
     return made
-
-
-@contextmanager
-def start(rank: int, count: int, port: int, folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """One of ``count`` processes that find each other as torchrun would have them do."""
-    env = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": str(rank),
-        "WORLD_SIZE": str(count),
-    }
-    command = [sys.executable, __file__, str(folder)]
-    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as end:
-        end.bind(("127.0.0.1", 0))
-        return end.getsockname()[1]
 
 
 @pytest.fixture(params=[(count, name) for count in COUNTS for name in CASES], ids=lambda both: f"{both[0]}-{both[1]}")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manyheads import __version__
-from manyheads.cli import export, inspect, predict, train
+from manyheads.cli import compare, export, inspect, join, predict, report, train
 from manyheads.cli.parser import Parser
 from manyheads.errors import UserError
 
@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without Unicode gets question marks, not a traceback.
         sys.stdout.reconfigure(errors="replace")
+    if _rank() > 0:
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
@@ -49,10 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(
             f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or mend this one."
         )
-    except (MemoryError, RuntimeError) as error:
-        if not _is_out_of_memory(error):
-            raise
-        return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
+    except Exception as error:
+        if _is_out_of_memory(error):
+            return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
+        if _is_shown_elsewhere():
+            return 1
+        raise
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -75,7 +79,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"manyheads {__version__}")
     commands = parser.add_commands()
-    for command in (train, inspect, export, predict):
+    for command in (train, compare, join, report, inspect, export, predict):
         command.add(commands)
     parser.set_defaults(run=lambda args: parser.print_help())
     return parser
@@ -83,9 +87,27 @@ def _parser() -> Parser:
 
 def _is_out_of_memory(error: Exception) -> bool:
     """torch has an error of its own for GPUs, and a plain RuntimeError for the host's memory."""
-    return isinstance(error, MemoryError) or "out of memory" in str(error) or "can't allocate memory" in str(error)
+    if isinstance(error, RuntimeError):
+        return "out of memory" in str(error) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError)
+
+
+def _rank() -> int:
+    """This process's number among several that torchrun has started: only the first prints."""
+    return int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0
+
+
+def _is_shown_elsewhere() -> bool:
+    """Whether another of several processes shows the error that this one only suffers from."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return False
+    from manyheads.network.processes import first_to_fail
+
+    return not first_to_fail()
 
 
 def _fail(message: str, status: int = 2) -> int:
-    print("manyheads:", " ".join(message.split()), file=sys.stderr)
+    if not _is_shown_elsewhere():
+        who = f"manyheads (process {rank}):" if (rank := _rank()) else "manyheads:"
+        print(who, " ".join(message.split()), file=sys.stderr)
     return status

@@ -1,5 +1,6 @@
 """The processes of one run: how they find each other, agree on things, and notice that one of them is gone."""
 
+import atexit
 import os
 import secrets
 import threading
@@ -17,6 +18,9 @@ from manyheads.errors import UserError
 _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
 _POLL_SECONDS = 0.02
+_LINGER_SECONDS = 5.0
+_STORE_SECONDS = 5.0
+"""How long the store may take to say who is where."""
 _LEFT = "left"
 
 
@@ -24,7 +28,14 @@ class Processes:
     """This process among those of the run, by rank. One alone agrees with itself."""
 
     def __init__(
-        self, store: Store | None, rank: int, count: int, generation: str, timeout: float, wire: torch.device
+        self,
+        store: Store | None,
+        rank: int,
+        count: int,
+        generation: str,
+        timeout: float,
+        wire: torch.device,
+        keeps_store: bool = False,
     ) -> None:
         self.rank, self.count, self.timeout = rank, count, timeout
         self.generation = generation
@@ -33,12 +44,13 @@ class Processes:
         """Where torch.distributed wants the tensors it sends."""
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if count > 1 else 1
         """How many of them are on this host."""
-        self._store = store
+        self._store, self._keeps_store = store, keeps_store
         self._calls = self._beats = 0
         self._ended = threading.Event()
         if store is not None:
             self._tell()
             threading.Thread(target=self._beat, daemon=True).start()
+            atexit.register(self._leave)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -53,14 +65,18 @@ class Processes:
                 raise
             raise self._lost(time.monotonic() - began) from error
 
-    def texts(self, name: str, text: str) -> list[str]:
-        """What each process says under a name, by rank."""
+    def texts(self, text: str) -> list[str]:
+        """What each process says, by rank."""
         if self._store is None:
             return [text]
+        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        lengths = [torch.zeros((), dtype=torch.int64) for _ in range(self.count)]
         with self.together():
-            place = f"{name}/{self._calls}"
-            self._store.set(f"{place}/{self.rank}", text)
-            return [self._store.get(f"{place}/{rank}").decode() for rank in range(self.count)]
+            dist.all_gather(lengths, torch.tensor(len(own)))
+            longest = max(map(int, lengths))
+            texts = [torch.empty(longest, dtype=torch.uint8) for _ in lengths]
+            dist.all_gather(texts, torch.nn.functional.pad(own, (0, longest - len(own))))
+        return [bytes(text[:length]).decode() for text, length in zip(texts, lengths, strict=True)]
 
     def wait(self) -> None:
         """Go on when all have come here."""
@@ -117,6 +133,8 @@ class Processes:
 
     def _missing(self) -> list[int]:
         """The processes that are behind this one, or that have stopped telling where they are."""
+        assert self._store is not None
+        self._store.set_timeout(timedelta(seconds=_STORE_SECONDS))
         try:
             self._tell()
             before = self._whereabouts()
@@ -149,11 +167,17 @@ class Processes:
     def _place(self, rank: int | None = None) -> str:
         return f"whereabouts/{self.rank if rank is None else rank}"
 
-    def leave(self) -> None:
-        """Part from the others at the end of everything."""
+    def _leave(self) -> None:
+        assert self._store is not None
         self._ended.set()
         if dist.is_initialized():
             dist.destroy_process_group()
+        with suppress(RuntimeError):
+            self._store.set(self._place(), _LEFT)
+            # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show.
+            deadline = time.monotonic() + _LINGER_SECONDS
+            while self._keeps_store and time.monotonic() < deadline and {*self._whereabouts()} != {_LEFT}:
+                time.sleep(_POLL_SECONDS)
 
 
 _joined: Processes | None = None
@@ -200,7 +224,8 @@ def _join(own: str, timeout: float, device: torch.device) -> Processes:
         store = TCPStore(address, port, None, keeps, limit, wait_for_workers=False, multi_tenant=True)
         generation = _meet(store, own, rank, range(1, count), timeout)
         store = PrefixStore(generation, store)
-        processes = Processes(store, rank, count, generation, timeout, device if nccl else torch.device("cpu"))
+        wire = device if nccl else torch.device("cpu")
+        processes = Processes(store, rank, count, generation, timeout, wire, keeps)
         if nccl:
             torch.cuda.set_device(device)
         with processes.together():
@@ -208,6 +233,8 @@ def _join(own: str, timeout: float, device: torch.device) -> Processes:
             os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
             backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
             dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+        # Whoever ends soon, because of an error in the options perhaps, must not end while others still connect.
+        processes.wait()
     except (RuntimeError, OSError) as error:
         raise UserError(
             f"process {rank} found no process 0 at {address}:{port} within {timeout:g} s: see whether it was started,"

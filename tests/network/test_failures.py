@@ -1,0 +1,174 @@
+"""What goes wrong between processes is said in one line that names the process, in time, and nothing is overwritten."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import manyheads
+
+PROGRAM = Path(manyheads.__file__).with_name("__main__.py")
+TRAIN = ("train", "deprl", "--workers", 5, "--model", "mlp:8", "--device", "cpu", "--threads", 1, "--quiet")
+
+
+def output(started: list[Any]) -> list[str]:
+    """All lines of processes that must have ended, in no order."""
+    statuses = [process.status() for process in started]
+    assert None not in statuses and 0 not in statuses, statuses
+    return [line for process in started for line in process.text().splitlines()]
+
+
+def test_more_processes_than_workers(start_together, tmp_path: Path) -> None:
+    started = start_together(3, PROGRAM, *TRAIN, "--workers", 2, "--out", tmp_path / "run")
+    (line,) = output(started)
+    assert line.endswith("3 processes for 2 workers: start at most 2.")
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_different_options(start_together, tmp_path: Path) -> None:
+    started = start_together(2, PROGRAM, *TRAIN, "--out", tmp_path / "run", own={1: ["--seed", 2]})
+    (line,) = output(started)
+    assert "process 1 was started with seed 2, process 0 with seed 1" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_processes_with_different_data(start_together, tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        x = np.random.default_rng(rank).normal(size=(60, 4))
+        np.savez(tmp_path / str(rank) / "mine.npz", x=x, y=np.arange(60) % 3)
+    words = ("--data", "mine.npz", "--out", tmp_path / "run")
+    started = start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path / "0", tmp_path / "1"])
+    (line,) = output(started)
+    assert "process 1 was started with content of the data" in line and ", process 0 with" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_that_never_comes(start, tmp_path: Path) -> None:
+    alone = {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
+    began = time.monotonic()
+    (line,) = output([start(PROGRAM, *TRAIN, "--timeout", 2, "--out", tmp_path / "run", **alone)])
+    assert "process 1, 2 did not join within 2 s" in line
+    assert time.monotonic() - began < 60
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_first_process_that_never_comes(start, tmp_path: Path) -> None:
+    alone = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 9}
+    lines = output([start(PROGRAM, *TRAIN, "--timeout", 2, "--out", tmp_path / "run", **alone)])
+    (line,) = [line for line in lines if line.startswith("manyheads")]
+    assert "process 1 found no process 0 at 127.0.0.1:9 within 2 s" in line
+
+
+def test_a_folder_that_not_all_of_them_see(start_together, tmp_path: Path) -> None:
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+    started = start_together(2, PROGRAM, *TRAIN, "--out", "run", folders=[tmp_path / "0", tmp_path / "1"])
+    (line,) = output(started)
+    assert "process 1 does not see what process 0 writes to run/checkpoint" in line
+
+
+def test_a_process_that_hangs_is_named(start_together, tmp_path: Path) -> None:
+    words = ("--rounds", 500, "--timeout", 4, "--out", tmp_path / "run")
+    started = start_together(3, PROGRAM, *TRAIN, *words)
+    wait_for(lambda: rounds_done(tmp_path / "run") >= 2)
+    os.kill(started[1].process.pid, signal.SIGSTOP)
+    (line,) = output([started[0], started[2]])
+    assert "process 1 of 3 did not answer within 4 s" in line
+
+
+BROKEN = """
+import os
+from torch import nn
+
+class Broken(nn.Module):
+    def forward(self, x):
+        if os.environ["RANK"] == "1" and x.requires_grad:
+            raise ZeroDivisionError("of all things")
+        return x
+
+def net(input_shape, num_outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Broken(), nn.Linear(8, num_outputs))
+"""
+
+
+def test_an_error_is_shown_whole_and_once(start_together, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    words = ("--model", "broken:net", "--out", tmp_path / "run")
+    text = "\n".join(output(start_together(3, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 3)))
+    assert text.count("ZeroDivisionError: of all things") == 1
+    assert text.count("Traceback") == 1 and "in forward" in text
+    assert "was lost" not in text
+
+
+# Under torchrun
+
+
+@contextmanager
+def torchrun(*words: object) -> Iterator[subprocess.Popen[str]]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", *map(str, words)]
+    with subprocess.Popen(command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def wait_for(happened: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def rounds_done(out: Path) -> int:
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def child_of_rank(parent: int, rank: int) -> int:
+    """The process that torchrun has started last for a rank."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            of_parent = f"\nPPid:\t{parent}\n" in (path / "status").read_text()
+            if of_parent and f"\0RANK={rank}\0".encode() in (path / "environ").read_bytes():
+                return int(path.name)
+        except OSError:
+            continue
+    raise AssertionError(f"torchrun has no process of rank {rank}")
+
+
+@pytest.mark.slow
+def test_a_killed_process_costs_nothing_but_time(start, tmp_path: Path) -> None:
+    """Three processes stopped, two that go on, one of them killed: the same bits as one process undisturbed."""
+    plain, disturbed = tmp_path / "plain", tmp_path / "disturbed"
+    words = (*TRAIN, "--rounds", 60, "--checkpoint-every", 4)
+    assert start(PROGRAM, *words, "--out", plain).status() == 0
+    program = ("-m", "manyheads", *words, "--out", disturbed)
+    with torchrun("--standalone", "--nproc-per-node", 3, *program) as stopped:
+        wait_for(lambda: rounds_done(disturbed) >= 9)
+        for rank in range(3):
+            os.kill(child_of_rank(stopped.pid, rank), signal.SIGKILL)
+        assert stopped.wait(120) != 0
+    begun = rounds_done(disturbed)
+    assert 9 <= begun < 60
+    with torchrun("--standalone", "--nproc-per-node", 2, "--max-restarts", 2, *program) as going_on:
+        wait_for(lambda: 30 <= rounds_done(disturbed) < 60)
+        os.kill(child_of_rank(going_on.pid, 1), signal.SIGKILL)
+        text, _ = going_on.communicate(timeout=240)
+    assert going_on.returncode == 0, text
+    for name in ("models.safetensors", "workers.jsonl", "experiment.json"):
+        assert (plain / name).read_bytes() == (disturbed / name).read_bytes()
+    summary = json.loads((disturbed / "summary.json").read_text())
+    assert summary["rounds"] == 60 and summary["runtime"]["processes"] == 2
+    assert summary["bytes_on_wire"] > 0
