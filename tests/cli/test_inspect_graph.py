@@ -16,6 +16,8 @@ def test_ring(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tm
     facts = {line[:16].strip(): line[16:].strip() for line in lines}
     assert facts["graph"] == "random:0.25"
     assert 0 < float(facts["spectral gap"]) < 1
+    assert "vacuous" in facts["theorem 1"]
+    assert facts["fewest rounds"].startswith("10^")
 
 
 def test_a_graph_that_only_some_algorithms_take(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import figures, topology
     from manyheads.cli.options import given
     from manyheads.experiment import Experiment
+    from manyheads.metrics.theorem import theorem_constants
     from manyheads.terminal import facts
 
     experiment = Experiment(**given(args, Experiment))
@@ -46,6 +47,6 @@ def run(args: argparse.Namespace) -> None:
         allow_row_stochastic=True,
     )
     out = args.out or Path(f"graph-{experiment.graph.replace(':', '-')}-{experiment.workers}.png")
-    print(facts(topology.describe(mixing)))
+    print(facts([*topology.describe(mixing), *theorem_constants(mixing)]))
     figures.graph(topology.layout(mixing), topology.edges(mixing), out)
     print(out)

@@ -18,7 +18,13 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe
 
-_SECTIONS = {"data": "data and net", "workers": "who holds what", "graph": "who mixes with whom", "rounds": "training"}
+_SECTIONS = {
+    "data": "data and net",
+    "workers": "who holds what",
+    "graph": "who mixes with whom",
+    "rounds": "training",
+    "step_seconds": "simulated time",
+}
 """Titles of the help page's sections, each under the experiment field that it begins with."""
 
 _AUTO = "auto"

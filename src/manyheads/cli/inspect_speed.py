@@ -1,0 +1,56 @@
+"""``manyheads inspect speed``: how long a mini-batch of a net takes on this machine, for the simulated clock."""
+
+import argparse
+
+from manyheads.cli.parser import Commands, Parser
+
+_OPTIONS = ("data", "model", "head", "norm", "batch_size", "precision")
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "speed",
+        help="seconds a mini-batch takes, for --step-seconds",
+        usage="manyheads inspect speed [options]",
+        description="Measure how long one core takes for a mini-batch of a net: what to give as --step-seconds.",
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_fields
+    from manyheads.experiment import Experiment, Runtime
+
+    add_fields(parser, Experiment, _OPTIONS, title="data and net")
+    add_fields(parser, Runtime, ("data_dir",), title="where")
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads import data, terminal
+    from manyheads.cli.options import given
+    from manyheads.experiment import Experiment, Runtime
+    from manyheads.metrics.clock import measure_step_seconds
+    from manyheads.session import initial_model, resolve
+
+    asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
+    with terminal.waiting(f"loading {asked.data}") as downloading:
+        dataset = data.load(str(asked.data), runtime.data_dir, downloading)
+    experiment = resolve(asked, dataset)
+    assert experiment.batch_size is not None, "an experiment is completed before it is used"
+    everything = data.federate(dataset, workers=1, split="iid", validation=0.0, seed=experiment.seed)
+    model = initial_model(experiment, everything)
+    with terminal.waiting(f"training {experiment.model}"):
+        seconds = measure_step_seconds(model, everything.input_shape, experiment.batch_size)
+    print(
+        terminal.facts(
+            [
+                ("net", str(experiment.model)),
+                ("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}"),
+                ("samples in a mini-batch", str(experiment.batch_size)),
+                ("counted without this", f"{experiment.step_seconds:g} s"),
+                ("measured on one core", f"{seconds:.2g} s"),
+            ]
+        )
+    )
+    print(f"--step-seconds {seconds:.2g}")
