@@ -6,7 +6,7 @@ import torch
 
 from manyheads.metrics import spread as module
 from manyheads.metrics.consensus import consensus_errors
-from manyheads.metrics.spread import spread
+from manyheads.metrics.spread import _square_distances, spread
 from manyheads.network.in_process import InProcess
 from manyheads.topology import MatrixMixing
 
@@ -52,3 +52,18 @@ def test_around_zero_nothing_is_relative() -> None:
     absolute, relative = consensus_errors({"representation.a": torch.tensor([[1.0], [-1.0]])}, network(2))
     assert absolute == 1.0
     assert math.isnan(relative)
+
+
+@pytest.mark.parametrize("size", [5, 40_000, 100_003])
+def test_a_row_has_the_same_bits_beside_any_others_and_on_any_number_of_threads(size: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, point = torch.randn(5, size, generator=generator), torch.randn(size, generator=generator).double()
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found += [_square_distances(rows, point), torch.cat([_square_distances(row[None], point) for row in rows])]
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(found[0], other) for other in found)

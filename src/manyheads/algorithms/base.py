@@ -129,15 +129,10 @@ class Context:
 
     def mean_model(self, state: State) -> State:
         """The mean of all workers' models in every row: for scores, not for training."""
-
-        def everywhere(leaf: Tensor) -> Tensor:
-            mean = self.network.gather(leaf).to(torch.float64).mean(0)
-            return mean.to(leaf.dtype).expand_as(leaf)
-
-        return State(
-            {name: everywhere(leaf) for name, leaf in state.params.items()},
-            {name: everywhere(leaf) if leaf.is_floating_point() else leaf for name, leaf in state.buffers.items()},
-        )
+        buffers = {name: leaf for name, leaf in state.buffers.items() if leaf.is_floating_point()}
+        means = self.network.mean({**state.params, **buffers})
+        rows = {name: means[name].to(leaf.dtype).expand_as(leaf) for name, leaf in {**state.params, **buffers}.items()}
+        return merge(state, rows)
 
 
 class Algorithm(Protocol):

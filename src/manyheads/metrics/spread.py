@@ -8,8 +8,9 @@ from torch import Tensor
 from manyheads.network.base import Network
 from manyheads.tree import Params
 
-_COLUMNS = 1 << 15
-"""Numbers of a row that are looked at in double precision at a time, so that no leaf is ever copied whole."""
+_COLUMNS = 1 << 14
+"""Numbers of a row that are looked at in double precision at a time: no leaf is ever copied whole, and no sum is long
+enough for torch to spread it over threads, whose number would then show in its last bits."""
 
 
 class Spread(NamedTuple):
@@ -30,13 +31,17 @@ def spread(params: Params, network: Network) -> Spread:
     """The spread of the workers' rows, all leaves [W, ...] of all processes side by side, in double precision."""
     mean = network.mean(params)
     squares = torch.zeros(len(network.workers), dtype=torch.float64)
+    square_of_mean = 0.0
     for name, leaf in params.items():
         squares += _square_distances(leaf, mean[name]).cpu()
-    square_of_mean = sum(float(leaf.square().sum()) for leaf in mean.values())
+        square_of_mean += float(_square_distances(mean[name].unsqueeze(0), torch.zeros_like(mean[name])))
     return Spread(square_of_mean, float(network.gather(squares).nanmean()))
 
 
-def _square_distances(leaf: Tensor, mean: Tensor) -> Tensor:
-    """|x_i - xbar|^2 of rows [W, ...] from a mean [...], [W]."""
-    blocks = zip(leaf.flatten(1).split(_COLUMNS, dim=1), mean.flatten().split(_COLUMNS), strict=True)
-    return torch.stack([(rows.to(torch.float64) - middle).square().sum(1) for rows, middle in blocks]).sum(0)
+def _square_distances(leaf: Tensor, point: Tensor) -> Tensor:
+    """|x_i - p|^2 of rows [W, ...] from a point [...], [W]; a row's bits are its own, whatever rows are beside it."""
+    total = torch.zeros(len(leaf), dtype=torch.float64, device=leaf.device)
+    blocks = zip(leaf.flatten(1).split(_COLUMNS, dim=1), point.flatten().split(_COLUMNS), strict=True)
+    for rows, middle in blocks:
+        total += (rows.to(torch.float64) - middle).square().sum(1)
+    return total
