@@ -119,6 +119,13 @@ def test_single_samples_and_batchnorm_exclude_each_other(lab):
         lab.opened(lab.tiny(DePRL(), model=normed, batch_size=1))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_precisions_of_gpus_are_refused_on_a_cpu(lab, precision):
+    """They would be computed as float32 there, under the name of something else."""
+    with pytest.raises(UserError, match=precision):
+        lab.opened(lab.tiny(DePRL(), precision=precision))
+
+
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "mps"])
 def test_devices_that_are_not_there_are_refused(name):
     with pytest.raises(UserError, match=f"'{name}'"):

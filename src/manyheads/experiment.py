@@ -76,8 +76,8 @@ class Experiment:
     """Factor on the rates after each round."""
     schedule: Literal["decay", "corollary"] = "decay"
     """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
-    precision: Precision = "float32"
-    """Numbers of the training: float64, float32, tf32 or bf16."""
+    precision: Precision | None = None
+    """Numbers of the training: float64, float32, tf32 or bf16. Default: tf32 on a GPU, else float32."""
     step_seconds: float | None = None
     """Simulated seconds of a worker's mini-batch. Default: the net's on one core (manyheads inspect speed)."""
     link_latency: float = 0.01
@@ -93,6 +93,8 @@ class Experiment:
             _check_type(self, spec.name, spec.type)
         _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         _not_negative(self, "momentum", "weight_decay", "clip", "seed", "step_seconds", "link_latency")
+        if self.workers < 2:
+            raise UserError("--workers 1 has nobody to learn with: give at least 2.")
         for name in ("validation", "link_failure", "worker_failure"):
             value = getattr(self, name)
             if not 0 <= value < 1:

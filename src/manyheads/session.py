@@ -18,6 +18,7 @@ from manyheads.data import Dataset, Federation, federate, load
 from manyheads.data.files import Progress
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
+from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.phase import accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
@@ -84,7 +85,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     data = experiment.data
     dataset = data if isinstance(data, Dataset) else load(data, runtime.data_dir, progress)
     speed_is_given = experiment.step_seconds is not None
-    experiment = resolve(experiment, dataset)
+    experiment = replace(resolve(experiment, dataset), precision=_precision(experiment, device))
     algorithm = experiment.algorithm
     federation = everyone = deal(experiment, dataset)
     if processes.count > 1:
@@ -114,7 +115,11 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     )
     # The processes of a host share its cores.
     threads = runtime.threads or max(1, (os.cpu_count() or 1) // processes.local_count)
-    engine = make_engine(runtime.engine, workload, threads=threads)
+    notes = [*federation.notes, *mixing.notes]
+    precision = Precision(_given(experiment.precision), runtime.deterministic)
+    engine = make_engine(runtime.engine, workload, threads=threads, precision=precision, notes=notes)
+    if engine.name != "cuda-graphs" and experiment.precision in ("tf32", "bf16"):
+        notes.append(f"Engine '{engine.name}' computes in float32, whatever --precision {experiment.precision} says.")
     ctx = Context(
         engine=engine,
         network=network,
@@ -132,9 +137,10 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         share_statistics=experiment.norm == "shared",
     )
     _check_theory(runtime, ctx)
-    notes = [*federation.notes, *mixing.notes]
     if not (speed_is_given or knows_speed(experiment.model)):
         notes.append(f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess; give --step-seconds.")
+    if frozen := [name for name, p in model.named_parameters() if not p.requires_grad]:
+        notes.append(f"requires_grad=False of {frozen[0]} is not looked at: all of a part that moves is trained.")
     if random_module := needs_loop(model):
         notes.append(f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round.")
     floor = everyone.majority_floor()
@@ -218,6 +224,15 @@ def connect(experiment: Experiment) -> Mixing:
         seed=experiment.seed,
         allow_row_stochastic=experiment.algorithm.row_stochastic,
     )
+
+
+def _precision(experiment: Experiment, device: torch.device) -> str:
+    """The numbers to train in: on a GPU tf32 unless another is given; tf32 and bf16 are a GPU's."""
+    default = "tf32" if device.type == "cuda" else "float32"
+    given = experiment.precision or default
+    if device.type != "cuda" and given in ("tf32", "bf16"):
+        raise UserError(f"--precision {given} needs a GPU: use float32, or --device cuda.")
+    return given
 
 
 def rates(experiment: Experiment) -> Rates:

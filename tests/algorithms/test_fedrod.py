@@ -144,3 +144,8 @@ def test_numbers_have_no_classes_to_balance(lab):
 
     with pytest.raises(UserError, match="fedrod"):
         FedRoD().init(lab.opened(lab.tiny(FedRoD(), data=numbers, loss=squares)).ctx)
+
+
+def test_a_net_without_a_head_is_refused(lab):
+    with pytest.raises(UserError, match="head"):
+        FedRoD().init(lab.opened(lab.tiny(FedRoD(), head="none")).ctx)

@@ -6,10 +6,12 @@ import hypothesis
 import pytest
 import torch
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.algorithms.fedrod import two_losses
+from manyheads.engine.choose import make_engine
 from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps
+from manyheads.errors import UserError
 from manyheads.tree import group
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -160,6 +162,61 @@ def test_numbers_as_targets(problem, phase):
         expected, *others = fits(q, phase(objective=squares, optimizer=SGD(0.01)), ("loop", "chain", "vmap"))
         for fit in others:
             assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+def nested() -> nn.Module:
+    first = nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(inplace=True))
+    return nn.Sequential(first, nn.Identity(), nn.Sequential(nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 4, bias=False))
+
+
+def tied() -> nn.Module:
+    twice = nn.Linear(5, 5)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), twice, nn.ReLU(), twice, nn.ReLU(), nn.Linear(5, 4))
+
+
+def time_distributed() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Flatten(), nn.Linear(8, 4))
+
+
+class Unused(nn.Module):
+    """With a layer that forward leaves out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.extra, self.head = nn.Linear(6, 5), nn.Linear(2, 2), nn.Linear(5, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).relu())
+
+
+UNUSUAL = {
+    "linear": (lambda: nn.Linear(6, 4), (6,)),
+    "nested": (nested, (6,)),
+    "tied": (tied, (6,)),
+    "time-distributed": (time_distributed, (2, 3)),
+    "unused": (Unused, (6,)),
+}
+
+
+@pytest.mark.parametrize("update", [HEAD | BODY, HEAD], ids=["joint", "head"])
+@pytest.mark.parametrize("net", UNUSUAL)
+def test_unusual_nets_agree(problem, phase, net, update):
+    """Whatever an engine takes, it trains as the loop does; what it cannot take, it refuses in words."""
+    factory, shape = UNUSUAL[net]
+    p = problem(factory, input_shape=shape, head="all" if net == "linear" else None)
+    asked = phase(update=update, optimizer=EVERYTHING)
+    expected = make_engine("loop", p.work, threads=1).fit(p.params, p.buffers, asked, 1)
+    assert expected.loss.isfinite().all()
+    for name in ("auto", "batched"):
+        try:
+            engine = make_engine(name, p.work, threads=1)
+        except UserError:
+            assert name == "batched"
+            continue
+        assert_agree(engine.fit(p.params, p.buffers, asked, 1), expected, TOLERANCE[torch.float64])
+        # What one phase leaves behind in the engine is in nobody's way.
+        assert engine.evaluate(p.params, p.buffers, p.work.train).loss.isfinite().all()
+        assert_agree(engine.fit(p.params, p.buffers, asked, 1), expected, TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("update", [HEAD | BODY, HEAD], ids=["joint", "head"])

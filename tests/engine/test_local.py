@@ -192,6 +192,13 @@ def test_evaluate_weighs_samples(make):
         assert float(weighted.loss[row]) == pytest.approx(float((share * losses[entries]).sum()), rel=1e-10)
 
 
+def test_scores_are_exact_fractions_in_single_precision(make):
+    p = make("mlp", sizes=(10, 30), dtype=torch.float32)
+    metric = p.engine("loop").evaluate(p.params, p.buffers, p.work.train).metric
+    for row, size in enumerate((10, 30)):
+        assert float(metric[row]) in {hits / size for hits in range(size + 1)}
+
+
 def test_evaluate_goes_through_shards_larger_than_one_pass(make):
     p = make("mlp", sizes=(2, 2))
     entries = torch.arange(3000) % 4

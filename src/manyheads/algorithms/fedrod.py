@@ -65,8 +65,13 @@ class FedRoD:
         if ctx.class_counts is None:
             raise UserError("fedrod balances classes, but the data's targets are numbers: choose another algorithm.")
         params = dict(ctx.initial.params)
+        layers = [name for name in select(params, {"head"}) if params[name].ndim > 2]
+        if not layers:
+            raise UserError(
+                "fedrod needs a head to add another to, and this net's has no weights: give another --head."
+            )
         # Only the last layer: a head that is zero throughout would never move.
-        last = [name for name in select(params, {"head"}) if params[name].ndim > 2][-1].rpartition(".")[0]
+        last = layers[-1].rpartition(".")[0]
         for name in select(params, {"head"}):
             if name.startswith(f"{last}."):
                 params[name] = torch.zeros_like(params[name])

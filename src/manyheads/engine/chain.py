@@ -107,11 +107,13 @@ class ChainKernel:
         for name, layer in layers:
             saved: Tensor | None = None
             if isinstance(layer, nn.Linear):
-                saved, weight = x, self.params[f"{name}.weight"][:active].mT
+                # Samples of more than one axis: every vector along the last is a row of the product.
+                saved, weight = x.flatten(1, -2), self.params[f"{name}.weight"][:active].mT
                 if layer.bias is None:
-                    x = torch.bmm(x, weight)
+                    out = torch.bmm(saved, weight)
                 else:
-                    x = torch.baddbmm(self.params[f"{name}.bias"][:active].unsqueeze(1), x, weight)
+                    out = torch.baddbmm(self.params[f"{name}.bias"][:active].unsqueeze(1), saved, weight)
+                x = out.view(*x.shape[:-1], -1)
             elif isinstance(layer, nn.ReLU):
                 saved = x = x.relu()
             elif isinstance(layer, Dropout):
@@ -138,10 +140,11 @@ class ChainKernel:
         for k in range(len(layers) - 1, last - 1, -1):
             (name, layer), saved = layers[k], tape[k]
             if isinstance(layer, nn.Linear) and saved is not None:
+                rows = d.flatten(1, -2)
                 if moves:
-                    contributions.append(_Contribution(name, d, saved, layer.bias is not None))
+                    contributions.append(_Contribution(name, rows, saved, layer.bias is not None))
                 if deeper or k > last:
-                    d = torch.bmm(d, self.params[f"{name}.weight"][: len(d)])
+                    d = torch.bmm(rows, self.params[f"{name}.weight"][: len(d)]).view(*d.shape[:-1], -1)
             elif isinstance(layer, nn.ReLU) and saved is not None:
                 d = torch.ops.aten.threshold_backward(d, saved, 0)
             elif isinstance(layer, Dropout) and saved is not None:

@@ -64,16 +64,17 @@ class LocalEngine:
             model = self._model(params, buffers, row)
             model.eval()
             here = shards.rows(row)
-            metric, loss, count = (torch.zeros((), dtype=self.dtype, device=self.device) for _ in range(3))
+            # In double: a fraction of a few samples is then recorded as that fraction.
+            metric, loss, count = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(3))
             for start in range(here.start, here.stop, _FORWARD_BATCH):
                 part = slice(start, min(start + _FORWARD_BATCH, here.stop))
                 y = shards.y[part]
                 weight = torch.ones(len(y), dtype=self.dtype, device=self.device)
                 weight = weight if shards.weight is None else shards.weight[part]
                 output = model(shards.x[shards.index[part]])
-                metric += (self.work.metric(output, y) * weight).sum()
-                loss += (self.work.loss(output, y) * weight).sum()
-                count += weight.sum()
+                metric += (self.work.metric(output, y) * weight).sum(dtype=torch.float64)
+                loss += (self.work.loss(output, y) * weight).sum(dtype=torch.float64)
+                count += weight.sum(dtype=torch.float64)
             return metric / count, loss / count, torch.tensor(here.stop - here.start)
 
         with torch.no_grad():
@@ -106,7 +107,8 @@ class LocalEngine:
                 constants = {n: v[row].expand(len(part), *v.shape[1:]) for n, v in phase.constants.items()}
                 outputs = model.outputs(model.features(train.x[train.index[part]]))
                 loss = phase.objective(outputs, train.y[part], constants).sum() / len(positions)
-                for sum_, g in zip(total, torch.autograd.grad(loss, leaves), strict=True):
+                gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                for sum_, g in zip(total, gradients, strict=True):
                     sum_ += g
             return total
 

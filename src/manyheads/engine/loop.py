@@ -34,7 +34,7 @@ class LoopKernel:
         outputs = self.model.outputs(self.model.features(batch.x[0]))
         total, sums = stacked_losses(self.phase, {name: out.unsqueeze(0) for name, out in outputs.items()}, batch)
         moving = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(total, list(moving.values()))
+        gradients = torch.autograd.grad(total, list(moving.values()), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             self.descent.step({name: g.unsqueeze(0) for name, g in zip(moving, gradients, strict=True)})
         return sums

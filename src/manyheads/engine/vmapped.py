@@ -1,5 +1,6 @@
 """The general stacked kernel: any net without randomness of its own, through torch.func's vmap over workers."""
 
+import copy
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -32,6 +33,8 @@ class VmapKernel:
     def __init__(
         self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]
     ) -> None:
+        # A copy: a functional call can leave tied layers without the tensors that other code points at a worker.
+        model = copy.deepcopy(model)
         self.net, self.phase, self.layers = Outputs(model), phase, dropout_layers
         self.dropouts = list(dropouts(model))
         self.norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]
