@@ -233,6 +233,9 @@ def test_a_transform_of_the_inputs(small, phase, update):
     assert not torch.equal(expected.loss, plain.loss)
     for fit in others:
         assert_agree(fit, expected, TOLERANCE[torch.float64])
+    beside = p.take([3, 1])
+    (fit,) = fits(beside, phase(update=update), ("loop",))
+    assert torch.equal(fit.loss, expected.loss[[3, 1]])
 
 
 @hypothesis.settings(max_examples=20, deadline=None)

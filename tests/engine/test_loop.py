@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from manyheads.engine.batches import plan
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps
 from manyheads.models.nets import NETS, mlp
-from manyheads.tree import group
+from manyheads.tree import clone, group
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
 CLASSES, ROUND = 4, 3
@@ -83,9 +83,9 @@ def test_the_loop_is_plain_pytorch(problem, phase, batchnorm_net, net, change):
         asked = phase(**PHASES[change], proximal=(p.anchor(), 0.8))
     if change == "mask":
         asked = phase(**PHASES[change], mask=p.mask())
+    expectations = [reference(factory((1, 8, 8), CLASSES), p, asked, row) for row in range(len(sizes))]
     fit = p.engine("loop").fit(p.params, p.buffers, asked, ROUND)
-    for row in range(len(sizes)):
-        weights, statistics, loss = reference(factory((1, 8, 8), CLASSES), p, asked, row)
+    for row, (weights, statistics, loss) in enumerate(expectations):
         assert float(fit.loss[row]) == pytest.approx(loss, rel=1e-10)
         for (name, leaf), expected in zip(fit.params.items(), weights, strict=True):
             torch.testing.assert_close(leaf[row], expected, rtol=1e-10, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
@@ -106,8 +106,9 @@ def test_the_clip_is_at_work(problem, phase):
 def test_head_phases_leave_statistics_alone(problem, phase):
     p = problem("batchnorm")
     for frozen in ("train", "eval"):
+        before = clone({**p.params, **p.buffers})
         fit = p.engine("loop").fit(p.params, p.buffers, phase(update=HEAD, frozen=frozen), ROUND)
-        for name, leaf in {**p.params, **p.buffers}.items():
+        for name, leaf in before.items():
             assert torch.equal({**fit.params, **fit.buffers}[name], leaf) == (group(name) != "head"), name
 
 
