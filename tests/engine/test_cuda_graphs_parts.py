@@ -109,8 +109,8 @@ def test_a_layer_update_is_a_descent_along_its_gradient() -> None:
     gradient = torch.einsum("bo,bi->oi", d[0], x[0]).reshape(1, -1)
     anchor, mask = part.anchor, part.mask
     assert anchor is not None and mask is not None
-    args = (factor[:1, None], None, momentum[:1, here], anchor[:1, here], mask[:1, here])
-    descend_(expected, gradient, rate, rule, *args)
+    args = (None, None, momentum[:1, here], anchor[:1, here], mask[:1, here])
+    descend_(expected, gradient * factor[0], rate, rule, *args)
     torch.testing.assert_close(part.weight[:1, here], expected)
     assert torch.equal(part.weight[1:], before[1:]), "a finished worker and one beyond the first rows stay"
     assert not torch.equal(part.weight[0, 64:67], before[0, 64:67]), "the bias moves"

@@ -37,7 +37,7 @@ def descend_(
     gradient: Tensor,
     rate: Tensor,
     rule: Rule,
-    factor: Tensor | None = None,
+    norms: Tensor | None = None,
     active: Tensor | None = None,
     momentum: Tensor | None = None,
     anchor: Tensor | None = None,
@@ -46,11 +46,12 @@ def descend_(
 ) -> None:
     """Move weights [R, numbers] in place, and ``copy`` with them.
 
-    ``factor`` [R, 1] is the clip's; a row that is not ``active`` [R, 1] stays. Written so that it compiles to one pass.
+    ``norms`` [any, R] are the gradients' of all parts, to clip; a row that is not ``active`` [R, 1] stays. Written so
+    that it compiles to one pass.
     """
     direction = gradient.to(weight.dtype)
-    if factor is not None:
-        direction = direction * factor
+    if norms is not None and rule.clip is not None:
+        direction = direction * clip_factors(norms.square().sum(0), rule.clip).unsqueeze(1)
     if rule.weight_decay:
         direction = direction + rule.weight_decay * weight
     if momentum is not None:
@@ -76,16 +77,11 @@ class Descent:
 
     def step(self, rows: Rows, active: Tensor | None = None) -> None:
         """Clip, then move every part; ``active`` [R, 1]: the rows that move, all of them where None."""
-        factor = None
+        moving = [(part, part.gradient) for part in rows.parts if part.gradient is not None]
+        norms = None
         if self.rule.clip is not None:
-            norms = [
-                torch.linalg.vector_norm(part.gradient, dim=1, dtype=part.weight.dtype)
-                for part in rows.parts
-                if part.gradient is not None
-            ]
-            factor = clip_factors(torch.stack(norms).square().sum(0), self.rule.clip).unsqueeze(1)
-        for part in rows.parts:
-            if part.gradient is not None:
-                copy = None if part.compute is part.weight else part.compute
-                beside = (factor, active, part.momentum, part.anchor, part.mask, copy)
-                self.update(part.weight, part.gradient, self.rate, self.rule, *beside)
+            norms = torch.stack([torch.linalg.vector_norm(g, dim=1, dtype=part.weight.dtype) for part, g in moving])
+        for part, gradient in moving:
+            copy = None if part.compute is part.weight else part.compute
+            beside = (norms, active, part.momentum, part.anchor, part.mask, copy)
+            self.update(part.weight, gradient, self.rate, self.rule, *beside)

@@ -17,7 +17,7 @@ from manyheads.engine.cuda_graphs.forward import Sweep, extracting, forward_slot
 from manyheads.engine.cuda_graphs.kinds import bare, kind
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
-from manyheads.engine.cuda_graphs.rows import Kind
+from manyheads.engine.cuda_graphs.rows import Kind, row_index
 from manyheads.engine.cuda_graphs.schedule import Schedule, schedule
 from manyheads.engine.cuda_graphs.slots import Slot, Slots
 from manyheads.engine.cuda_graphs.stacked import StackedTrainer, stackable
@@ -213,7 +213,8 @@ class CudaGraphsEngine:
 
         def make_slots() -> list[Slot]:
             kind = Kind(1, self.device, self.dtype, self.images)
-            sums = torch.zeros(3, dtype=self.dtype, device=self.device)
+            # In double: a fraction of a few samples is then recorded as that fraction.
+            sums = torch.zeros(3, dtype=torch.float64, device=self.device)
             return [forward_slot(self.work.model, "", kind, sums) for _ in self.lanes]
 
         def make() -> tuple[Shards, Sweep, Slots]:
@@ -248,13 +249,12 @@ class CudaGraphsEngine:
         still = sorted(set(range(len(self.work.ids))) - set(plan.rows))
         known = self.work.model.state_dict().keys()
         moving = {name: leaf for name, leaf in tree.items() if name in known and group(name) in phase.update}
-        room = {}
+        index, room = row_index(still, moving), {}
         for name, leaf in moving.items():
             on_host = leaf.device != self.device
             room[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device, pin_memory=on_host)
             if still:
-                rows = torch.tensor(still, device=leaf.device)
-                room[name][rows] = leaf[rows]
+                room[name][index[leaf.device]] = leaf[index[leaf.device]]
         return room
 
     def _finish(self, params: Params) -> None:

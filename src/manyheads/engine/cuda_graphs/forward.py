@@ -69,7 +69,7 @@ def scoring(model: nn.Module, sweep: Sweep, metric: Loss, loss: Loss) -> Callabl
         output, weight = functional_call(model, slot.leaves, (x,)), here["weight"]
         # Where a score of padding is no number, it still must not count.
         scores = [(score(output, here["y"]) * weight).masked_fill(weight == 0, 0) for score in (metric, loss)]
-        slot.sums.add_(torch.stack([*scores, weight]).sum(1).to(slot.sums.dtype))
+        slot.sums.add_(torch.stack([*scores, weight]).sum(1, dtype=slot.sums.dtype))
         slot.cursor.add_(1)
 
     return step

@@ -52,6 +52,6 @@ def plain_update(rule: Rule) -> Update:
             flats = (part.momentum, part.anchor, part.mask, None if part.compute is part.weight else part.compute)
             others = [None if flat is None else flat[: len(d), here] for flat in flats]
             weight, active = part.weight[: len(d), here], (count > 0).unsqueeze(1)
-            descend_(weight, gradient, rate, rule, factor.unsqueeze(1), active, *others)
+            descend_(weight, gradient * factor.unsqueeze(1), rate, rule, None, active, *others)
 
     return update

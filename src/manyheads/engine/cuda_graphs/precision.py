@@ -54,19 +54,17 @@ class Precision:
             return
         cudnn = torch.backends.cudnn
         before = (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-        strict, warns = (
-            torch.are_deterministic_algorithms_enabled(),
-            torch.is_deterministic_algorithms_warn_only_enabled(),
-        )
+        strict = torch.are_deterministic_algorithms_enabled()
         _set("high" if self.tensor_cores else "highest", self.tensor_cores, not self.deterministic, self.deterministic)
-        if self.deterministic:
+        if self.deterministic and not strict:
             torch.use_deterministic_algorithms(True, warn_only=True)
         try:
             with torch.cuda.device(device):
                 yield
         finally:
             _set(*before)
-            torch.use_deterministic_algorithms(strict, warn_only=warns)
+            if self.deterministic and not strict:
+                torch.use_deterministic_algorithms(False)
 
 
 def _set(matmul: str, cudnn_tf32: bool, benchmark: bool, deterministic: bool) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.engine.cuda_graphs.feed import upload
 from manyheads.engine.phase import Phase
 from manyheads.tree import Params
 
@@ -144,9 +146,9 @@ def load(views: Mapping[str, Tensor], tree: Mapping[str, Tensor], rows: Sequence
     if len(rows) == 1:
         copy_all([views[name][0] for name in names], [tree[name][rows[0]] for name in names])
         return
-    index = _Index(rows)
+    index = row_index(rows, tree)
     for name in names:
-        views[name][: len(rows)].copy_(tree[name][index.on(tree[name].device)], non_blocking=True)
+        views[name][: len(rows)].copy_(tree[name][index[tree[name].device]], non_blocking=True)
 
 
 def store(views: Mapping[str, Tensor], tree: Mapping[str, Tensor], rows: Sequence[int]) -> None:
@@ -155,10 +157,10 @@ def store(views: Mapping[str, Tensor], tree: Mapping[str, Tensor], rows: Sequenc
     if len(rows) == 1:
         copy_all([tree[name][rows[0]] for name in names], [views[name][0] for name in names])
         return
-    index = _Index(rows)
+    index = row_index(rows, tree)
     for name in names:
         leaf = tree[name]
-        leaf[index.on(leaf.device)] = views[name][: len(rows)].to(leaf.device, leaf.dtype)
+        leaf[index[leaf.device]] = views[name][: len(rows)].to(leaf.device, leaf.dtype)
 
 
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
@@ -175,13 +177,6 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
         torch._foreach_copy_(into, out_of)  # pyright: ignore[reportPrivateImportUsage]
 
 
-class _Index:
-    """Rows as an index on the devices where it is asked for, sent once to each."""
-
-    def __init__(self, rows: Sequence[int]) -> None:
-        self.here = {torch.device("cpu"): torch.tensor(rows)}
-
-    def on(self, device: torch.device) -> Tensor:
-        if device not in self.here:
-            self.here[device] = self.here[torch.device("cpu")].to(device)
-        return self.here[device]
+def row_index(rows: Sequence[int], tree: Mapping[str, Tensor]) -> dict[torch.device, Tensor]:
+    """Rows as an index, on every device that the tree has leaves on."""
+    return {device: upload(np.array(rows), device) for device in {leaf.device for leaf in tree.values()}}

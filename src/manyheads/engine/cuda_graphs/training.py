@@ -27,7 +27,8 @@ from manyheads.models.split import Split
 from manyheads.tree import Params, add_prefix, group
 
 _SMALLEST_CUT_BATCH = 32
-_TAIL_EIGHTHS = (1, 2, 4, 6, 8)
+_TAIL_EIGHTHS = (4, 8)
+"""Sizes that last batches are padded to, in eighths of a full one: each is compiled by itself, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,14 @@ class SlotTrainer:
         model = copy.deepcopy(model)
         set_modes(model, phase)
         self.net, self.phase, self.entries, self.precision = Outputs(model), phase, entries, precision
-        self.batch_size, self.compile = batch_size, compile
+        self.batch_size = batch_size
         self.device, self.dtype = entries.y.device, next(model.parameters()).dtype
         self.feed = Feed(capacity, {**entries.like(batch_size), "facts": ((3,), torch.int64)}, self.device)
         self.keys = {name: layers[name] for name in dropouts(model)}
         self.norms = [name for name, layer in model.named_modules() if isinstance(layer, BatchNorm) and layer.training]
         self.rate = torch.zeros(1, dtype=self.dtype, device=self.device)
         self.descent = Descent(Rule.of(phase), self.rate, compile=compile)
-        # Full batches get code for their one size; the few sizes of last batches share code for any.
-        self.full_losses = compiled(self._losses, compile)
-        self.tail_losses = compiled(self._losses, compile, dynamic=None)
+        self.losses = compiled(self._losses, compile)
 
         shapes = {name: p.shape for name, p in model.named_parameters()}
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
@@ -128,13 +127,10 @@ class SlotTrainer:
         with torch.no_grad():
             here = self.feed.read(slot.cursor)
             x, y = self.entries.pool.take(here["rows"][: width.samples]), here["y"][: width.samples]
-        if self.compile and width.padded:
-            torch._dynamo.maybe_mark_dynamic(x, 0)
-            torch._dynamo.maybe_mark_dynamic(y, 0)
-        losses = self.tail_losses if width.padded else self.full_losses
         with torch.enable_grad():
-            mean, total = losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
-            gradients = torch.autograd.grad(mean, [slot.leaves[name] for name in slot.moving.gradient])
+            mean, total = self.losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
+            leaves = [slot.leaves[name] for name in slot.moving.gradient]
+            gradients = torch.autograd.grad(mean, leaves, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             copy_all([view[0] for view in slot.moving.gradient.values()], gradients)
             self.descent.step(slot.moving)

@@ -1,0 +1,562 @@
+"""Local training on one GPU: our engine, one module and one optimiser per worker called in turn, and two lower bounds.
+
+    python benchmarks/gpu.py [--sections ceilings,agreement,...] [--works dnn,vgg11,...] [--budget-seconds 540]
+
+One call checks and times everything; the record is written after every figure, and a later call with other sections
+adds to it. ``--smoke`` runs all of it in tiny sizes on a CPU. Bounds: six passes over all weights at the measured
+bandwidth, and the products of forward and backward at the measured matrix rate.
+"""
+
+import argparse
+import copy
+import gc
+import json
+import os
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.algorithms import REGISTRY, DePRL
+from manyheads.data.dataset import Dataset
+from manyheads.data.shards import Shards
+from manyheads.engine.batches import Source
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward
+from manyheads.engine.cuda_graphs.memory import choose_slots
+from manyheads.engine.cuda_graphs.trial import try_out
+from manyheads.engine.local import LocalEngine
+from manyheads.engine.loop import LoopKernel
+from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps, accuracy, cross_entropy, single_head
+from manyheads.engine.workload import Workload
+from manyheads.experiment import Experiment, Runtime
+from manyheads.models import build
+from manyheads.models.nets import NETS
+from manyheads.models.norm import has_batchnorm
+from manyheads.randomness import torch_seed
+from manyheads.session import open_session
+from manyheads.tree import Buffers, Params, repeat
+
+HEAD, BODY, WHOLE = frozenset({"head"}), frozenset({"representation"}), frozenset({"head", "representation"})
+RECIPE, PLAIN = SGD(0.01, 0.9, 1e-5, 10.0), SGD(0.01)
+OBJECTIVE = single_head(cross_entropy)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One line of the table."""
+
+    net: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+    batch_size: int
+    steps: int
+    """Steps in one timed call."""
+    precisions: tuple[str, ...]
+
+
+WORKS = {
+    "dnn": Work("dnn", (900,), 5, 16, 50, ("tf32",)),
+    "vgg11": Work("vgg11", (3, 32, 32), 10, 16, 25, ("bf16", "tf32")),
+    "resnet18": Work("resnet18", (3, 32, 32), 100, 128, 4, ("bf16", "tf32")),
+    "alexnet": Work("alexnet", (1, 32, 32), 10, 16, 10, ("bf16",)),
+}
+
+
+class Bench:
+    """The record, the clock and the sizes that all sections share."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.device = torch.device(options.device)
+        self.out: Path = options.out
+        self.end = time.perf_counter() + options.budget_seconds
+        self.smoke: bool = options.smoke
+        self.workers = 5 if self.smoke else 128
+        self.samples = 64 if self.smoke else 20_000
+        self.works = {name: work for name, work in WORKS.items() if name in options.works}
+        if self.smoke:
+            forward.WIDTH = 8
+            tiny = {"dnn": 8, "vgg11": 4, "resnet18": 4, "alexnet": 4}
+            self.works = {n: replace(w, steps=2, batch_size=tiny[n]) for n, w in self.works.items()}
+        self.name = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        old = json.loads(self.out.read_text()) if self.out.exists() else {}
+        same = (old.get("device"), old.get("torch")) == (self.name, torch.__version__)
+        self.record: dict[str, Any] = old if same else {"device": self.name, "torch": torch.__version__}
+        for key, empty in (("ceilings", {}), ("agreement", {}), ("rows", []), ("rounds", []), ("variants", [])):
+            self.record.setdefault(key, empty)
+        self.record["errors"] = []
+        self.record["date"] = time.strftime("%Y-%m-%d")
+
+    def save(self) -> None:
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        part = self.out.with_suffix(".part")
+        part.write_text(json.dumps(self.record, indent=1) + "\n")
+        part.replace(self.out)
+
+    def put(self, table: str, row: dict[str, Any], *keys: str) -> None:
+        """Keep a row in place of the one with the same keys, print it, save."""
+        rows = self.record[table]
+        rows[:] = [other for other in rows if any(other.get(key) != row[key] for key in keys)] + [row]
+        print(table, json.dumps(row), flush=True)
+        self.save()
+
+    def ceiling(self, name: str) -> float:
+        return self.record["ceilings"].get(name) or float("nan")
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        self.sync()
+        began = time.perf_counter()
+        run()
+        self.sync()
+        return time.perf_counter() - began
+
+    def median(self, run: Callable[[], object], times: int) -> float:
+        return statistics.median(self.seconds(run) for _ in range(1 if self.smoke else times))
+
+    def free(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Keep an error's text and go on; once the time is up, nothing new is begun."""
+        if time.perf_counter() > self.end:
+            self.record["errors"].append(f"{what}: not begun, the time was up")
+            raise TimeoutError(what)
+        began = time.perf_counter()
+        try:
+            yield
+        except Exception:
+            text = traceback.format_exc()
+            print(f"--- {what} failed\n{text}", file=sys.stderr, flush=True)
+            self.record["errors"].append(f"{what}: {text.strip().splitlines()[-1]}")
+            self.record.setdefault("tracebacks", {})[what] = text[-3000:]
+        print(f"[{what}: {time.perf_counter() - began:.1f} s]", flush=True)
+        self.save()
+        self.free()
+
+    def engine(
+        self, work: Workload, precision: str, *, slots: int | None = None, compile: bool | None = None
+    ) -> CudaGraphsEngine:
+        trial = try_out(work.model, tuple(work.train.x.shape[1:]))
+        slots = slots or choose_slots(trial, work.source.batch_size)
+        if self.smoke and compile is None:
+            compile = False
+        return CudaGraphsEngine(
+            work, precision=Precision(precision), num_slots=slots, num_stacked=len(work.ids), compile=compile
+        )
+
+    def workload(self, work: Work, sizes: list[int]) -> Workload:
+        """Random samples, so many for each worker."""
+        generator = torch.Generator(self.device).manual_seed(1)
+        x = torch.randn(self.samples, *work.input_shape, generator=generator, device=self.device)
+        index = torch.randint(self.samples, (sum(sizes),), generator=generator, device=self.device)
+        y = torch.randint(work.num_classes, (sum(sizes),), generator=generator, device=self.device)
+        offsets = tuple(torch.tensor([0, *sizes]).cumsum(0).tolist())
+        with torch_seed(1):
+            model = build(work.net, work.input_shape, work.num_classes).to(self.device)
+        source = Source(1, work.batch_size, has_batchnorm(model))
+        ids = tuple(range(len(sizes)))
+        return Workload(model, Shards(x, index, y, offsets), ids, source, cross_entropy, accuracy)
+
+
+def state(work: Workload) -> tuple[Params, Buffers]:
+    model, kept = work.model, work.model.state_dict().keys()
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    buffers = {name: b for name, b in model.named_buffers() if name in kept}
+    return repeat(params, len(work.ids)), repeat(buffers, len(work.ids))
+
+
+def whole(amount: Epochs | Steps, sgd: SGD = RECIPE) -> Phase:
+    return Phase("body", WHOLE, amount, sgd, OBJECTIVE)
+
+
+def difference(result: Fit, expected: Fit, params: Params, buffers: Buffers) -> float:
+    """The largest error of a leaf, relative to how far the leaf moved."""
+    worst = 0.0
+    for new, right, old in ((result.params, expected.params, params), (result.buffers, expected.buffers, buffers)):
+        for name, leaf in right.items():
+            moved, error = distance(leaf, old[name]), distance(new[name], leaf)
+            worst = max(worst, error / moved if moved > 0 else error)
+    return worst if worst == worst else float("inf")
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    return (a.double() - b.double()).norm().item()
+
+
+# Sections
+
+
+def ceilings(bench: Bench) -> None:
+    """Bandwidth of a copy, and the rates of large products, on random numbers."""
+    with bench.guard("ceilings"):
+        measure_ceilings(bench)
+
+
+def measure_ceilings(bench: Bench) -> None:
+    size = 1 << 20 if bench.smoke else 1 << 30
+    source = torch.randn(size, device=bench.device)
+    target = torch.empty_like(source)
+    found = {"bytes_per_second": 2 * 4 * size / bench.median(lambda: target.copy_(source), 10)}
+    side = 256 if bench.smoke else 8192
+    for name, dtype in (("bf16", torch.bfloat16), ("tf32", torch.float32)):
+        with Precision("tf32").settings(bench.device):
+            a, b = (torch.randn(side, side, device=bench.device).to(dtype) for _ in range(2))
+            for _ in range(3):
+                a @ b
+            found[f"{name}_flops"] = 2 * side**3 / bench.median(lambda a=a, b=b: a @ b, 20)
+    bench.record["ceilings"] = found
+    print({name: f"{value:.4g}" for name, value in found.items()}, flush=True)
+    bench.save()
+
+
+def agreement(bench: Bench) -> None:
+    """Every net and kind of phase against the plain loop, in float32, recorded but not compiled."""
+    sizes = [37, 20, 16, 9, 1, 33]
+    phases = {
+        "whole": whole(Epochs(1)),
+        "body": Phase("body", BODY, Epochs(1), RECIPE, OBJECTIVE),
+        "head": Phase("head", HEAD, Epochs(2), RECIPE, OBJECTIVE),
+        "head, frozen in eval mode": Phase("head", HEAD, Epochs(2), RECIPE, OBJECTIVE, frozen="eval"),
+    }
+    nets = WORKS | {"mlp": Work("mlp", (3, 8, 8), 4, 16, 1, ()), "cnn": Work("cnn", (3, 8, 8), 4, 16, 1, ())}
+    for net, line in nets.items():
+        if bench.smoke and net in ("vgg11", "alexnet", "resnet18"):
+            continue
+        with bench.guard(f"agreement of {net}"):
+            work = bench.workload(replace(line, batch_size=16), sizes)
+            params, buffers = state(work)
+            ours = bench.engine(work, "float32", slots=3, compile=False)
+            loop = LocalEngine(work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
+            for name, phase in phases.items():
+                with Precision("float32").settings(bench.device):
+                    expected = loop.fit(params, buffers, phase, 3)
+                result = ours.fit(params, buffers, phase, 3)
+                bench.record["agreement"][f"{net}, {name}"] = difference(result, expected, params, buffers)
+            scores = [engine.evaluate(params, buffers, work.train) for engine in (loop, ours)]
+            bench.record["agreement"][f"{net}, scores"] = (scores[0].loss - scores[1].loss).abs().max().item()
+            print({k: f"{v:.1e}" for k, v in bench.record["agreement"].items() if k.startswith(net)}, flush=True)
+
+
+def algorithms(bench: Bench) -> None:
+    """Two short rounds of every algorithm through both engines, in float32: longer ones part by chance."""
+    os.environ["MANYHEADS_COMPILE"] = "0"
+    for name, kind in REGISTRY.items():
+        for model in ("mlp", "cnn"):
+            with bench.guard(f"algorithm {name} with {model}"):
+                ends = []
+                known = {spec.name for spec in fields(kind)}  # pyright: ignore[reportArgumentType]
+                few = {name: 4 for name in ("steps", "head_steps", "body_steps") if name in known}
+                for recorded in (False, True):
+                    experiment = Experiment(algorithm=kind(**few), model=model, workers=6, rounds=2)
+                    session = open_session(experiment, Runtime(device=str(bench.device), engine="loop"))
+                    algorithm, ctx = session.experiment.algorithm, session.ctx
+                    if recorded:
+                        ctx = replace(ctx, engine=bench.engine(ctx.engine.work, "float32", slots=3))
+                    now = algorithm.init(ctx)
+                    with Precision("float32").settings(bench.device):
+                        for round in range(2):
+                            now, _ = algorithm.local(now, round, ctx)
+                            now = algorithm.mix(now, round, ctx)
+                    ends.append(now)
+                first, second = (end.params for end in ends)
+                sizes = {n: max(distance(leaf, torch.zeros_like(leaf)), 1e-12) for n, leaf in first.items()}
+                worst = max(distance(leaf, second[n]) / sizes[n] for n, leaf in first.items())
+                bench.record["agreement"][f"algorithm {name}, {model}"] = worst
+                print(f"{name:8} {model:4} {worst:.1e}", flush=True)
+    os.environ.pop("MANYHEADS_COMPILE")
+
+
+def eager_ms(bench: Bench, line: Work, precision: str, sgd: SGD) -> tuple[float, str]:
+    """One step of every worker's own module and optimiser, called in turn; the faster of foreach and fused."""
+    with torch_seed(1):
+        first = NETS[line.net](line.input_shape, line.num_classes).to(bench.device).train()
+    modules = [copy.deepcopy(first) for _ in range(bench.workers)]
+    x = torch.randn(bench.samples, *line.input_shape, device=bench.device)
+    y = torch.randint(line.num_classes, (bench.samples,), device=bench.device)
+    batches = [torch.randint(bench.samples, (line.batch_size,), device=bench.device) for _ in modules]
+
+    def run(optimisers: list[torch.optim.SGD]) -> None:
+        for module, optimiser, batch in zip(modules, optimisers, batches, strict=True):
+            optimiser.zero_grad()
+            with torch.autocast(bench.device.type, torch.bfloat16, enabled=precision == "bf16"):
+                loss = nn.functional.cross_entropy(module(x[batch]), y[batch])
+            loss.backward()
+            if sgd.clip is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), sgd.clip)
+            optimiser.step()
+
+    best = (float("inf"), "")
+    with Precision(precision).settings(bench.device):
+        for kind in ("foreach", "fused"):
+            rule = {"lr": sgd.lr, "momentum": sgd.momentum, "weight_decay": sgd.weight_decay, kind: True}
+            optimisers = [torch.optim.SGD(module.parameters(), **rule) for module in modules]
+            run(optimisers)
+            best = min(best, (1e3 * bench.median(lambda o=optimisers: run(o), 3), kind))
+            del optimisers
+    return best
+
+
+def steps(bench: Bench) -> None:
+    """The table: one step of every worker, ours against the eager loop and the bounds."""
+    for net, line in bench.works.items():
+        for precision in line.precisions:
+            for name, sgd in (("recipe", RECIPE), ("plain", PLAIN)):
+                with bench.guard(f"step of {net}, {precision}, {name}"):
+                    one_step(bench, line, precision, name, sgd)
+
+
+def one_step(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD) -> None:
+    eager, kind = eager_ms(bench, line, precision, sgd)
+    bench.free()
+    work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
+    params, buffers = state(work)
+    weights = sum(p.numel() for p in work.model.parameters())
+    products = try_out(work.model, line.input_shape).products
+    engine = bench.engine(work, precision)
+    phase = whole(Steps(line.steps), sgd)
+    prepare = bench.seconds(lambda: engine.fit(params, buffers, phase, 0))
+    calls = 1 if bench.smoke else max(2, round(60 / line.steps))
+
+    def run() -> None:
+        now = (params, buffers)
+        for number in range(calls):
+            fit = engine.fit(*now, phase, number)
+            now = (fit.params, fit.buffers)
+
+    ours = 1e3 * bench.median(run, 3) / (calls * line.steps)
+    row = {
+        "work": f"{line.net}, batch {line.batch_size}",
+        "precision": precision,
+        "optimiser": optimiser,
+        "workers": bench.workers,
+        "eager_ms": round(eager, 3),
+        "eager_optimiser": kind,
+        "ours_ms": round(ours, 4),
+        "ratio": round(eager / ours, 1),
+        "bytes_bound_ms": round(6e3 * 4 * weights * bench.workers / bench.ceiling("bytes_per_second"), 3),
+        "arithmetic_bound_ms": round(
+            6e3 * products * line.batch_size * bench.workers / bench.ceiling(f"{precision}_flops"), 3
+        ),
+        "prepare_seconds": round(prepare, 1),
+        "compiled": engine.compile,
+        "notes": engine.notes,
+    }
+    bench.put("rows", row, "work", "precision", "optimiser")
+    row["error"] = float(f"{compiled_error(bench, engine, work, params, buffers, sgd):.2e}")
+    bench.put("rows", row, "work", "precision", "optimiser")
+
+
+def compiled_error(
+    bench: Bench, engine: CudaGraphsEngine, work: Workload, params: Params, buffers: Buffers, sgd: SGD
+) -> float:
+    """What was timed, compiled and in its own precision, against the loop in float32, relative to the way moved."""
+    few, phase = torch.tensor([0, 1, 2]), whole(Steps(2), sgd)
+    loop = LocalEngine(work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
+    with Precision("float32").settings(bench.device):
+        expected = loop.fit(params, buffers, phase, 0, workers=few)
+    result = engine.fit(params, buffers, phase, 0, workers=few)
+    moved = sum(distance(leaf, params[name]) ** 2 for name, leaf in expected.params.items())
+    error = sum(distance(leaf, result.params[name]) ** 2 for name, leaf in expected.params.items())
+    return (error / moved) ** 0.5
+
+
+def rounds(bench: Bench) -> None:
+    """Whole rounds of DePRL on data of CIFAR's shape, dirichlet:0.5, evaluation off."""
+    for net, classes, frozen in (("vgg11", 10, "train"), ("resnet18", 100, "eval"), ("resnet18", 100, "train")):
+        if net in bench.works:
+            with bench.guard(f"round of {net}, frozen in {frozen} mode"):
+                one_round(bench, net, classes, frozen)
+
+
+def one_round(bench: Bench, net: str, classes: int, frozen: str) -> None:
+    count, classes = (40, 4) if bench.smoke else (50_000, classes)
+    generator = torch.Generator().manual_seed(1)
+
+    def draw(count: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(count) % classes
+        return torch.randn(count, 3, 32, 32, generator=generator), labels
+
+    dataset = Dataset(f"like {net}'s", *draw(count), *draw(max(classes, count // 50)), num_classes=classes)
+    experiment = Experiment(
+        algorithm=DePRL(frozen=frozen),  # pyright: ignore[reportArgumentType]
+        data=dataset,
+        model=net,
+        workers=bench.workers,
+        split="dirichlet:0.5",
+        batch_size=bench.works[net].batch_size,
+        rounds=10,
+        lr=0.01,
+        head_lr=0.005,
+        momentum=0.9,
+        weight_decay=1e-5,
+        clip=10.0,
+        decay=0.96,
+    )
+    session = open_session(experiment, Runtime(device=str(bench.device), engine="loop"))
+    algorithm, ctx = session.experiment.algorithm, session.ctx
+    engine = bench.engine(ctx.engine.work, "float32" if bench.smoke else "bf16")
+    ctx = replace(ctx, engine=engine)
+    now = algorithm.init(ctx)
+    spent: dict[str, list[float]] = {"local": [], "mix": [], "round": []}
+
+    def local(round: int) -> None:
+        nonlocal now
+        now, _ = algorithm.local(now, round, ctx)
+
+    def mix(round: int) -> None:
+        nonlocal now
+        now = algorithm.mix(now, round, ctx)
+
+    prepare = bench.seconds(lambda: local(0))
+    for number in (1,) if bench.smoke else (1, 3):
+        spent["round"].append(bench.seconds(lambda n=number: (local(n), mix(n))))
+        spent["local"].append(bench.seconds(lambda n=number: local(n + 1)))
+        spent["mix"].append(bench.seconds(lambda n=number: mix(n + 1)))
+    evaluation = bench.seconds(lambda: engine.evaluate(now.params, now.buffers, session.federation.test))
+    evaluation = bench.seconds(lambda: engine.evaluate(now.params, now.buffers, session.federation.test))
+    row = {
+        "work": f"DePRL round, {net}, frozen in {frozen} mode",
+        "precision": "bf16",
+        "workers": bench.workers,
+        "samples": sum(ctx.sizes.tolist()),
+        "seconds": round3(min(spent["round"])),
+        "local_seconds": round3(min(spent["local"])),
+        "mix_seconds": round3(min(spent["mix"])),
+        "test_evaluation_seconds": round3(evaluation),
+        "prepare_seconds": round3(prepare),
+        "compiled": engine.compile,
+        "notes": engine.notes,
+    }
+    bench.put("rounds", row, "work")
+
+
+def round3(value: float) -> float:
+    return float(f"{value:.3g}")
+
+
+def variants(bench: Bench) -> None:
+    """What the number of slots and compiling do for the nets that go through slots, with the recipe's optimiser."""
+    choices = [(2, None), (4, None), (8, None), (16, None), (8, False)]
+    for net in ("vgg11", "resnet18"):
+        for slots, compile in choices[:1] if bench.smoke else choices:
+            if net not in bench.works or (net, slots) == ("resnet18", 16):
+                continue
+            with bench.guard(f"{net} in {slots} slots, compile {compile}"):
+                line = bench.works[net]
+                work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
+                params, buffers = state(work)
+                engine = bench.engine(work, "tf32" if bench.smoke else "bf16", slots=slots, compile=compile)
+                phase = whole(Steps(line.steps))
+                prepare = bench.seconds(lambda e=engine, p=params, b=buffers, f=phase: e.fit(p, b, f, 0))
+                spent = bench.median(lambda e=engine, p=params, b=buffers, f=phase: e.fit(p, b, f, 1), 3)
+                row = {"net": net, "slots": slots, "compiled": engine.compile, "ms": round3(1e3 * spent / line.steps)}
+                bench.put("variants", {**row, "prepare_seconds": round3(prepare)}, "net", "slots", "compiled")
+
+
+def profile(bench: Bench) -> None:
+    """Where the device's time goes in one call of our engine."""
+    for net, line in bench.works.items():
+        with bench.guard(f"profile of {net}"):
+            work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
+            params, buffers = state(work)
+            engine, phase = (
+                bench.engine(work, "tf32" if bench.smoke else line.precisions[0]),
+                whole(Steps(min(4, line.steps))),
+            )
+            engine.fit(params, buffers, phase, 0)
+            activities = [torch.profiler.ProfilerActivity.CPU]
+            if bench.device.type == "cuda":
+                activities.append(torch.profiler.ProfilerActivity.CUDA)
+            with torch.profiler.profile(activities=activities) as found:
+                wall = bench.seconds(lambda e=engine, p=params, b=buffers, f=phase: e.fit(p, b, f, 1))
+            timed = [(e.key[:110], e.count, e.self_device_time_total / 1e3) for e in found.key_averages()]
+            top = sorted(timed, key=lambda t: -t[2])[:25]
+            print("\n".join(f"{ms:9.3f} ms {count:6} {name}" for name, count, ms in top), flush=True)
+            lines = [{"kernel": name, "count": count, "ms": round3(ms)} for name, count, ms in top]
+            bench.record.setdefault("profiles", {})[net] = {"wall_ms": round3(1e3 * wall), "kernels": lines}
+
+
+SECTIONS: dict[str, Callable[[Bench], None]] = {
+    section.__name__: section for section in (ceilings, agreement, algorithms, steps, rounds, variants, profile)
+}
+
+
+def draw(record: dict[str, Any], path: Path) -> None:
+    """How many times faster than the eager loop, one bar per line of the table."""
+    rows = [row for row in record["rows"] if row.get("optimiser") == "recipe"]
+    if not rows:
+        return
+    longest = max(row["ratio"] for row in rows)
+    lines = []
+    for k, row in enumerate(rows):
+        y, width = 40 + 30 * k, max(2, round(360 * row["ratio"] / longest))
+        label = f"{row['work']}, {row['precision']}"
+        lines.append(
+            f'<text x="210" y="{y + 14}" text-anchor="end">{label}</text>'
+            f'<rect x="220" y="{y}" width="{width}" height="20" rx="3" fill="#2a6f97"/>'
+            f'<text x="{226 + width}" y="{y + 14}">{row["ratio"]:g}x</text>'
+        )
+    height = 55 + 30 * len(rows)
+    title = (
+        f"One training step of {rows[0]['workers']} workers on one {record['device']}: times faster than the eager loop"
+    )
+    path.write_text(
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 {height}" font-family="sans-serif" font-size="13">'
+        f'<rect width="660" height="{height}" fill="white"/><text x="12" y="22" font-size="14">{title}</text>'
+        + "".join(lines)
+        + "</svg>\n"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", default="ceilings,agreement,algorithms,steps,rounds")
+    parser.add_argument("--works", default=",".join(WORKS))
+    parser.add_argument("--budget-seconds", type=float, default=540)
+    parser.add_argument("--device", default=None)
+    parser.add_argument("--smoke", action="store_true", help="tiny sizes, to see that everything runs")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/records/gpu.json"))
+    options = parser.parse_args()
+    options.works = options.works.split(",")
+    options.device = options.device or ("cuda:0" if torch.cuda.is_available() and not options.smoke else "cpu")
+    if options.smoke and options.out == parser.get_default("out"):
+        options.out = Path("benchmarks/records/smoke.json")
+    bench = Bench(options)
+    print(f"{bench.name}, torch {torch.__version__}, sections {options.sections}", flush=True)
+    try:
+        for name in options.sections.split(","):
+            SECTIONS[name](bench)
+    except TimeoutError as late:
+        print(f"the time was up before {late}", flush=True)
+    bench.save()
+    draw(bench.record, bench.out.with_suffix(".svg"))
+    print(
+        f"\n{'work':24} {'type':5} {'optimiser':9} {'eager ms':>9} {'ours ms':>9} {'ratio':>7} {'bytes':>8} {'sums':>8}"
+    )
+    for row in bench.record["rows"]:
+        print(
+            f"{row['work']:24} {row['precision']:5} {row['optimiser']:9} {row['eager_ms']:9.1f} {row['ours_ms']:9.3f}"
+            f" {row['ratio']:6.1f}x {row['bytes_bound_ms']:8.2f} {row['arithmetic_bound_ms']:8.2f}"
+        )
+    for row in bench.record["rounds"]:
+        print(f"{row['work']:50} {row['seconds']:.3g} s (mixing {row['mix_seconds']:.3g} s)")
+    worst = max(bench.record["agreement"].items(), key=lambda pair: pair[1], default=("nothing", float("nan")))
+    print(f"worst agreement: {worst[0]} {worst[1]:.1e}; errors: {bench.record['errors']}")
+
+
+if __name__ == "__main__":
+    main()
