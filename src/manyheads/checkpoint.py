@@ -96,11 +96,16 @@ class Checkpoints:
         self.folder, self.run_id, self.num_workers, self.workers = folder, run_id, num_workers, workers
         self.rank, self.num_ranks, self.generation = rank, num_ranks, generation
 
-    def load(self) -> tuple[Snapshot | None, list[str]]:
+    def rounds(self) -> list[int]:
+        """The rounds that have a complete checkpoint, damaged or not, ascending."""
+        return _complete_rounds(self.folder)
+
+    def load(self, at_most: int | None = None) -> tuple[Snapshot | None, list[str]]:
         """The newest complete and undamaged snapshot of this process's workers, and what the user should be told.
 
-        Also makes this start of the run, its generation, the only one that may write: an earlier one that was cut off
-        and is still alive can complete nothing. Rank 0 loads before any rank writes.
+        ``at_most``: of no later round than this. Also makes this start of the run, its generation, the only one that
+        may write: an earlier one that was cut off and is still alive can complete nothing. Rank 0 loads before any
+        rank writes.
         """
         if self.rank == 0:
             with disk_errors(self.folder):
@@ -111,7 +116,7 @@ class Checkpoints:
                 f"process {self.rank} does not see what process 0 writes to {self.folder}:"
                 " choose an --out on a disk that all of them see."
             )
-        manifest, notes = newest(self.folder)
+        manifest, notes = newest(self.folder, at_most)
         if manifest is None:
             return None, notes
         if manifest.run_id != self.run_id:
@@ -196,11 +201,13 @@ class Checkpoints:
                 shutil.rmtree(_place(self.folder, other))
 
 
-def newest(folder: Path) -> tuple[Manifest | None, list[str]]:
+def newest(folder: Path, at_most: int | None = None) -> tuple[Manifest | None, list[str]]:
     """The newest complete checkpoint whose files are all as they were written, and a note on each damaged one."""
     damage: list[str] = []
     good = None
     for round in reversed(_complete_rounds(folder)):
+        if at_most is not None and round > at_most:
+            continue
         try:
             good = _verify(_place(folder, round), round)
             break

@@ -192,10 +192,12 @@ class Runtime:
     """Bit-exact kernels on a GPU."""
     timeout: float = 60.0
     """Seconds that one process of several waits for another."""
+    site_timeout: float = 3600.0
+    """Seconds that sites go on without one of them."""
 
     def __post_init__(self) -> None:
         _not_negative(self, "theory_every")
-        _positive(self, "eval_every", "checkpoint_every", "threads", "timeout")
+        _positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
 
 
 def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """The round loop: local phases, mixing, evaluation, records; a generator, so that whoever calls it does the showing."""
 
+import json
 import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from manyheads.metrics.clock import Clock, Speed
 from manyheads.metrics.consensus import consensus_error, consensus_errors
 from manyheads.metrics.similarity import mean_off_diagonal, similarities
 from manyheads.metrics.theory import theory_terms
+from manyheads.network.sites import resume_round
 from manyheads.record import Record
 from manyheads.session import Session, open_session
 from manyheads.store import RunDirectory
@@ -57,28 +59,41 @@ def run(session: Session) -> Iterator[Step]:
     if runtime.out is None:
         yield from _rounds(session, 0, experiment.algorithm.init(ctx), 0.0, 0.0, None)
         return
-    processes, rank = session.processes, session.processes.rank
-    directory = RunDirectory(runtime.out)
+    processes, sharers, sites = session.processes, session.sharers, session.sites
+    directory = RunDirectory(session.folder(runtime.out))
     with ExitStack() as stack:
-        if rank == 0:
-            directory = RunDirectory.open(runtime.out, experiment, resume=runtime.resume, patience=processes.patience)
-            stack.enter_context(directory.lock(processes.patience))
-        if processes.decide(directory.finished(ctx.rounds)):
+        if sites and sites.away and not processes.total(directory.path.exists()):
+            raise UserError(
+                f"no process sees the file of worker {sites.away[0]} ({experiment.data}): start its site too."
+            )
+        if sharers.rank == 0:
+            options = {"resume": runtime.resume, "patience": sharers.patience}
+            directory = RunDirectory.open(directory.path, experiment, **options)
+            stack.enter_context(directory.lock(sharers.patience))
+        finished = directory.finished(ctx.rounds)
+        if processes.total(sharers.rank == 0 and finished):
+            if sites and not finished:
+                raise UserError(
+                    f"the other sites have ended these {ctx.rounds} rounds without this one: give more --rounds."
+                )
             session.notes.append(f"{directory.path} already holds these {ctx.rounds} rounds: nothing to do.")
             return
         saver = _Saver(session, directory)
-        with processes.one_before_others():
-            snapshot, notes = saver.checkpoints.load()
+        with sharers.one_before_others():
+            snapshot, notes = saver.load()
         session.notes.extend(notes)
         round, state, seconds, simulated = 0, None, 0.0, 0.0
         if snapshot is not None:
             round, state = snapshot.round, _restore(session, snapshot)
             seconds, simulated = snapshot.seconds, snapshot.simulated_seconds
-        if len(found := set(processes.texts(str(round)))) > 1:
-            raise UserError(
-                f"{directory.path} shows the processes checkpoints of rounds {', '.join(sorted(found))}: start again."
-            )
-        if rank == 0:
+        found = set(map(int, processes.texts(str(round))))
+        if sites:
+            sites.take_up(directory.path, max(found), round)
+            session.notes.extend(sites.disturbances)
+            round = max(found)
+        elif len(found) > 1:
+            raise UserError(f"{directory.path} shows the processes checkpoints of rounds {found}: start again.")
+        if sharers.rank == 0:
             if directory.cut_back(round) or round:
                 session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
             session.everyone.save(directory.path / "partition.safetensors")
@@ -109,7 +124,8 @@ def _rounds(
             state, log = algorithm.local(state, round, ctx)
             trained = state
         loss = _checked_loss(log, round, session)
-        clock.tick(log)
+        if ctx.network.may_gather_private:
+            clock.tick(log)
         record = None
         if theory or (round + 1) % runtime.eval_every == 0 or last:
             values, per_worker = _measure(session, before, trained, mixed, state)
@@ -117,7 +133,8 @@ def _rounds(
             if theory and start is not None:
                 values |= theory_terms(start, trained, log, round, ctx)
             seconds = time.perf_counter() - began
-            record = _record(session, round + 1, loss, seconds, clock.seconds, values, per_worker)
+            simulated = clock.seconds if ctx.network.may_gather_private else nan
+            record = _record(session, round + 1, loss, seconds, simulated, values, per_worker)
         del before, trained, mixed, start
         if saver is not None:
             saver.keep(round + 1, state, time.perf_counter() - began, clock.seconds, record)
@@ -129,54 +146,66 @@ class _Saver:
 
     def __init__(self, session: Session, directory: RunDirectory) -> None:
         self.session, self.directory = session, directory
+        sharers, kept = session.sharers, session.kept_workers
         self.checkpoints = Checkpoints(
             directory.path / "checkpoint",
             run_id=session.experiment.run_id,
-            num_workers=session.experiment.workers,
-            workers=session.ctx.network.workers,
-            rank=session.processes.rank,
-            num_ranks=session.processes.count,
-            generation=session.processes.generation,
+            num_workers=session.experiment.workers if session.sites is None else len(kept),
+            workers=kept,
+            rank=sharers.rank,
+            num_ranks=sharers.count,
+            generation=sharers.generation,
         )
         self.spent = 0.0
         self.next_cost: float | None = None
 
+    def load(self) -> tuple[Snapshot | None, list[str]]:
+        """The checkpoint to go on from; sites, which have one each, agree on its round."""
+        if self.session.sites is None:
+            return self.checkpoints.load()
+        everywhere = self.session.processes.texts(json.dumps(self.checkpoints.rounds()))
+        return self.checkpoints.load(at_most=resume_round([json.loads(rounds) for rounds in everywhere]))
+
     def keep(self, round: int, state: State, seconds: float, simulated: float, record: Record | None) -> None:
         session, last = self.session, round == self.session.ctx.rounds
-        processes, traffic = session.processes, session.ctx.network.traffic
-        if record is not None and processes.rank == 0:
+        processes, sharers, traffic = session.processes, session.sharers, session.ctx.network.traffic
+        if record is not None and sharers.rank == 0:
             self.directory.append(record)
         if processes.decide(last or self._due(round, state, seconds)):
             began = time.perf_counter()
             totals = (traffic.sent, traffic.received, traffic.on_wire, seconds, simulated)
             self.checkpoints.write_rows(Snapshot(round, state.params, state.buffers, *totals))
-            processes.wait()
-            if processes.rank == 0:
+            sharers.wait()
+            if sharers.rank == 0:
                 self.checkpoints.complete(round, seconds)
             self.next_cost = time.perf_counter() - began
             self.spent += self.next_cost
         if last:
             self.finish(state, record)
+        elif session.sites and processes.decide(session.sites.overdue()):
+            raise session.sites.given_up()
 
     def finish(self, state: State, record: Record | None) -> None:
         """Write what is written once, the summary last."""
         if record is None:
             raise UserError("the last of these rounds was never evaluated: ask for more --rounds.")
-        session, processes = self.session, self.session.processes
+        session, sharers = self.session, self.session.sharers
         models = session.experiment.algorithm.models(state, session.ctx)
-        if processes.count == 1:
+        if sharers.count == 1:
             self.directory.save_models(models.params, models.buffers, session.describe_model())
         else:
             # Over the disk and not the network: heads stay where they are.
             self.directory.save_some_models(session.ctx.network.workers, models.params, models.buffers)
-            processes.wait()
-            if processes.rank == 0:
+            sharers.wait()
+            if sharers.rank == 0:
                 self.directory.join_models(session.describe_model())
-        if processes.rank == 0:
+        if sharers.rank == 0:
             alike = self._compare_workers(models.params)
-            self.directory.finish(record, {**alike, "notes": session.notes, "runtime": session.describe_runtime()})
+            disturbed = {"disturbances": session.sites.disturbances} if session.sites else {}
+            about = {"notes": session.notes, "runtime": session.describe_runtime()}
+            self.directory.finish(record, {**alike, **disturbed, **about})
         # Nobody goes on to read a summary that is not there yet.
-        processes.wait()
+        sharers.wait()
 
     def _compare_workers(self, names: Iterable[str]) -> dict[str, float]:
         """Keep how alike the workers' data and models are; the mean over every two workers."""
@@ -246,18 +275,21 @@ Measured = tuple[dict[str, float], dict[str, list[float | None]]]
 def _measure(session: Session, before: State, trained: State, mixed: State, end: State) -> Measured:
     """Every number of a record that comes from a state, and the values of each worker."""
     ctx, federation = session.ctx, session.federation
-    absolute, relative = consensus_errors(mixed.params, ctx.network)
     values: dict[str, float] = {
-        "consensus_error": absolute,
-        "consensus_error_relative": relative,
-        "consensus_error_before_mixing": consensus_error(before.params, ctx.network),
+        "consensus_error": nan,
+        "consensus_error_relative": nan,
+        "consensus_error_before_mixing": nan,
     }
+    if ctx.network.may_gather_private:
+        values["consensus_error"], values["consensus_error_relative"] = consensus_errors(mixed.params, ctx.network)
+        values["consensus_error_before_mixing"] = consensus_error(before.params, ctx.network)
 
     def score(state: State, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
         models = session.experiment.algorithm.models(state, ctx)
         result = ctx.engine.evaluate(models.params, models.buffers, shards)
-        metric, loss, count = (ctx.network.gather(v).cpu() for v in (result.metric, result.loss, result.count))
-        return metric, loss, count
+        # Whether a worker has samples, not how many: that stays with it.
+        metric, loss, tested = (ctx.network.gather(v).cpu() for v in (result.metric, result.loss, result.count > 0))
+        return metric, loss, tested
 
     accuracy, _, count = score(end, federation.test)
     values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, count)

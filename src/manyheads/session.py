@@ -5,6 +5,7 @@ import json
 import os
 import platform
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 
 import manyheads
-from manyheads.algorithms.base import Context, Rates, State
+from manyheads.algorithms.base import Algorithm, Context, Rates, State
 from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, load
 from manyheads.data.files import Progress
+from manyheads.data.sites import is_per_worker, seen
+from manyheads.data.sites import load as load_sites
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs.precision import Precision
@@ -26,10 +29,12 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.models import build
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, needs_loop
+from manyheads.network.base import Network
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
 from manyheads.network.placement import blocks
 from manyheads.network.processes import Processes, join, local_rank
+from manyheads.network.sites import Sites, place, without
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import knows_speed, recipe_for
 from manyheads.topology import Mixing, build_mixing
@@ -44,8 +49,10 @@ class Session:
     """Complete: every value filled in."""
     runtime: Runtime
     processes: Processes
+    sites: Sites | None
+    """None: all processes are one person's and see one disk."""
     everyone: Federation
-    """Who holds what, of all workers and on the CPU."""
+    """Who holds what, of all workers and on the CPU; in a site of its own workers."""
     federation: Federation
     """The shards of the workers hosted here, on the device."""
     mixing: Mixing
@@ -55,10 +62,26 @@ class Session:
     majority_floor: float | None
     notes: list[str]
 
+    @property
+    def sharers(self) -> Processes:
+        """The processes that share this one's run directory: all of them, but in sites each has its own."""
+        return self.processes if self.sites is None else self.processes.alone()
+
+    @property
+    def kept_workers(self) -> range:
+        """The workers whose rows this process keeps in the run directory, which in a site begins with its first."""
+        hosted = self.ctx.network.workers
+        return hosted if self.sites is None else range(len(hosted))
+
+    def folder(self, out: Path) -> Path:
+        """The run directory of this process for an ``--out``."""
+        return out if self.sites is None else out / f"site-{self.ctx.network.workers.start}"
+
     def describe_model(self) -> dict[str, Any]:
         """What it takes to build the net again."""
-        federation = self.federation
-        return {"input_shape": list(federation.input_shape), "num_outputs": num_outputs(federation)}
+        federation, workers = self.federation, self.ctx.network.workers
+        own = {"first_worker": workers.start, "num_workers": len(workers)} if self.sites else {}
+        return {"input_shape": list(federation.input_shape), "num_outputs": num_outputs(federation), **own}
 
     def describe_runtime(self) -> dict[str, Any]:
         """Where the run was computed."""
@@ -81,23 +104,28 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     """
     device = pick_device(runtime.device)
     processes = join(runtime.timeout, device)
-    placement = blocks(experiment.workers, processes.count)
-    data = experiment.data
-    dataset = data if isinstance(data, Dataset) else load(data, runtime.data_dir, progress)
+    data, sites = experiment.data, _meet_sites(experiment, runtime, processes)
+    placement = sites.placement if sites else blocks(experiment.workers, processes.count)
+    hosted = placement[processes.rank]
+    if isinstance(data, Dataset):
+        dataset = data
+    else:
+        dataset = load_sites(data, hosted) if sites else load(data, runtime.data_dir, progress)
     speed_is_given = experiment.step_seconds is not None
-    experiment = replace(resolve(experiment, dataset), precision=_precision(experiment, device))
+    experiment = replace(resolve(experiment, dataset), precision=pick_precision(experiment, device))
     algorithm = experiment.algorithm
-    federation = everyone = deal(experiment, dataset)
     if processes.count > 1:
-        _compare(processes, experiment, runtime, dataset)
-        federation = everyone.take(placement[processes.rank])
+        _compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
+    everyone = deal(experiment, dataset, hosted if sites else None)
+    federation = everyone if sites or processes.count == 1 else everyone.take(hosted)
     mixing = connect(experiment)
     model = initial_model(experiment, federation)
-    network = (
-        InProcess(mixing, algorithm.private)
-        if processes.count == 1
-        else Distributed(mixing, algorithm.private, processes, placement)
-    )
+    if sites:
+        network = Distributed(without(mixing, sites.away), algorithm.private, processes, placement, one_owner=False)
+    elif processes.count > 1:
+        network = Distributed(mixing, algorithm.private, processes, placement)
+    else:
+        network = InProcess(mixing, algorithm.private)
     here = _on_device(federation, device, experiment.dtype)
     if has_batchnorm(model) and experiment.batch_size == 1:
         raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
@@ -127,7 +155,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         rates=rates(experiment),
         objective=single_head(workload.loss),
         class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
-        sizes=np.array(everyone.train.sizes),
+        sizes=_sizes_in_sites(everyone, algorithm, network) if sites else np.array(everyone.train.sizes),
         ids=federation.ids,
         source=workload.source,
         rounds=_given(experiment.rounds),
@@ -143,22 +171,57 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         notes.append(f"requires_grad=False of {frozen[0]} is not looked at: all of a part that moves is trained.")
     if random_module := needs_loop(model):
         notes.append(f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round.")
-    floor = everyone.majority_floor()
-    return Session(experiment, runtime, processes, everyone, here, mixing, ctx, device, engine.name, floor, notes)
+    if sites:
+        notes.append(_NOT_IN_SITES)
+    floor = None if sites else everyone.majority_floor()
+    return Session(
+        experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
+    )
 
 
-def _compare(processes: Processes, experiment: Experiment, runtime: Runtime, dataset: Dataset) -> None:
-    """Refuse processes that were started with different options, on different data or with different versions."""
+_NOT_IN_SITES = "Every site keeps its data and its heads: the records have no majority floor, no consensus error and no simulated time."
+
+
+def _meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -> Sites | None:
+    """Who hosts whom, where every worker has a file of its own; None: the data are not in such files."""
+    if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
+        return None
+    if getattr(experiment.algorithm, "evaluate", "own") != "own":
+        raise UserError("--evaluate mean-model needs all models in one place, and sites keep theirs: leave it out.")
+    files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))
+    return Sites(place([json.loads(text) for text in files]), experiment.workers, runtime.site_timeout)
+
+
+def _sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
+    """Train samples of each worker, [N]: those of others only where a server weighs workers by them, else 0."""
+    own = torch.tensor(federation.train.sizes)
+    if algorithm.server and getattr(algorithm, "weighting", "") == "samples":
+        return network.gather(own).numpy()
+    sizes = np.zeros(network.num_workers, dtype=np.int64)
+    sizes[network.workers.start : network.workers.stop] = own
+    return sizes
+
+
+def _compare(
+    processes: Processes, experiment: Experiment, runtime: Runtime, dataset: Dataset, *, in_sites: bool
+) -> None:
+    """Refuse processes that were started with different options, on different data or with different versions.
+
+    Sites have data and folders of their own: of their data only the shape and the number of classes are compared.
+    """
     options = experiment.describe()
+    settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
+    if in_sites:
+        data = {"samples of shape": list(dataset.x_train.shape[1:]), "number of classes": dataset.num_classes}
+    else:
+        settings.append("out")
+        data = {"content of the data": dataset.digest()[:12]}
     own = {
         **options,
         **options["algorithm"],
-        **{
-            name: str(getattr(runtime, name))
-            for name in ("out", "engine", "eval_every", "theory_every", "checkpoint_every", "deterministic")
-        },
+        **{name: str(getattr(runtime, name)) for name in settings},
+        **data,
         "algorithm": experiment.algorithm.name,
-        "content of the data": dataset.digest()[:12],
         "version": f"{manyheads.__version__} with torch {torch.__version__}",
     }
     first, *others = map(json.loads, processes.texts(json.dumps(own)))
@@ -184,6 +247,8 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     name = experiment.data if isinstance(experiment.data, str) else ""
     experiment = experiment.complete(recipe_for(name, tuple(dataset.x_train.shape[1:])))
     algorithm = experiment.algorithm
+    if is_per_worker(name):
+        experiment = replace(experiment, split="natural")
     if experiment.graph in ("server", "none") and not algorithm.server and algorithm.private != WHOLE:
         raise UserError(
             f"--graph {experiment.graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ..."
@@ -198,11 +263,13 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     return replace(experiment, weights=experiment.weights or "metropolis")
 
 
-def deal(experiment: Experiment, dataset: Dataset) -> Federation:
-    """Who holds what of a data set."""
+def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
+    """Who holds what of a data set; of one that has the samples of some workers only, these are named."""
+    workers = range(experiment.workers) if hosted is None else hosted
     return federate(
         dataset,
-        workers=experiment.workers,
+        workers=len(workers),
+        first=workers.start,
         split=experiment.split,
         test_split=experiment.test_split,
         relabel=experiment.relabel,
@@ -226,7 +293,7 @@ def connect(experiment: Experiment) -> Mixing:
     )
 
 
-def _precision(experiment: Experiment, device: torch.device) -> str:
+def pick_precision(experiment: Experiment, device: torch.device) -> str:
     """The numbers to train in: on a GPU tf32 unless another is given; tf32 and bf16 are a GPU's."""
     default = "tf32" if device.type == "cuda" else "float32"
     given = experiment.precision or default

@@ -244,6 +244,12 @@ class Run:
         described, path = _read_object(self.path / _MODEL), self.path / _MODELS
         if described is None or not path.exists():
             raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
+        # A site has the models of its own workers only.
+        row, rows = worker - described.get("first_worker", 0), described.get("num_workers", experiment.workers)
+        if not 0 <= row < rows:
+            raise UserError(
+                f"{self.path} does not have the model of worker {worker}: give the run of that worker's site."
+            )
         assert experiment.model is not None, "experiment.json is complete"
         # The first weights are overwritten: they must not use up the caller's random numbers.
         with torch_seed(0):
@@ -257,7 +263,7 @@ class Run:
         net = experiment.algorithm.prepare(net.to(experiment.dtype))
         try:
             with safe_open(path, framework="pt") as file:
-                net.load_state_dict({name: file.get_slice(name)[worker] for name in file.keys()})  # noqa: SIM118
+                net.load_state_dict({name: file.get_slice(name)[row] for name in file.keys()})  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): train the run again, or put the file back.") from None
         except RuntimeError:

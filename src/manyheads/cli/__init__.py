@@ -64,6 +64,8 @@ def _run(argv: Sequence[str]) -> int:
         args = _parser().parse(argv)
     except SystemExit as stop:  # after --help and --version
         return int(stop.code or 0)
+    if os.environ.get("WORLD_SIZE", "1") != "1" and args.run is not train.run:
+        raise UserError("several processes are for manyheads train: start this command without torchrun.")
     # The nets of ``--model package.module:factory`` may lie where the user stands, as they may for ``python -m``.
     sys.path.append(str(Path.cwd()))
     args.run(args)

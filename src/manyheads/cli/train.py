@@ -69,10 +69,11 @@ def train(session: "Session", *, quiet: bool) -> None:
             stopped = f"stopped at round {step.round}"
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{stopped}; the same command continues it.") from None
-    summary = Run.open(out).summary()
+    folder = session.folder(out)
+    summary = Run.open(folder).summary()
     assert summary is not None, "a run that ends has a summary"
     print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table([summary])}\n")
-    print(out)
+    print(folder)
 
 
 def _default_out(session: "Session") -> Path:
@@ -83,8 +84,9 @@ def _default_out(session: "Session") -> Path:
 
 
 def _headline(session: "Session") -> str:
-    given = session.experiment
+    given, count = session.experiment, session.processes.count
+    where = f"{session.engine} engine, {session.device}" + (f", {count} processes" if count > 1 else "")
     return (
         f"{given.algorithm.title} on {given.data}: {given.workers} workers, {given.split}, {given.graph}, "
-        f"{given.model}, {given.rounds} rounds ({session.engine} engine, {session.device})"
+        f"{given.model}, {given.rounds} rounds ({where})"
     )

@@ -27,13 +27,13 @@ _MOBIACT_CHANNELS = 9
 
 
 def load(path: str | Path) -> Dataset:
-    """The data set of an npz file with arrays ``x`` and ``y``, and optionally ``user`` and ``split``.
+    """The data set of an npz file with arrays ``x`` and ``y``, and optionally ``user``, ``split`` and ``num_classes``.
 
-    ``split`` says 'train' or 'test' of every sample; without it ``hold_out`` chooses the test part. For the rest see
-    ``from_arrays``.
+    ``split`` says 'train' or 'test' of every sample; without it ``hold_out`` chooses the test part. ``num_classes`` is
+    needed where the last classes have no sample. For the rest see ``from_arrays``.
     """
-    x, y, user, test = _read(Path(path))
-    return _dataset(str(path), *_pools(x, y, user, test))
+    x, y, user, test, num_classes = _read(Path(path))
+    return _dataset(str(path), *_pools(x, y, user, test), num_classes=num_classes)
 
 
 def load_mobiact(data_dir: str | Path | None = None) -> Dataset:
@@ -47,7 +47,7 @@ def load_mobiact(data_dir: str | Path | None = None) -> Dataset:
         why = "has no direct download (an npz with x [samples, 900], y, user and split)"
         raise missing("mobiact", why, f"{_MOBIACT} into {folders[0]}")
     path = folder / _MOBIACT
-    x, y, user, test = _read(path)
+    x, y, user, test, _ = _read(path)
     if x.shape[1:] != (100 * _MOBIACT_CHANNELS,):
         raise UserError(f"{path} holds samples of shape {list(x.shape[1:])}; mobiact's are [900]: put its file there.")
     train, held_out = _pools(x, y, user, test)
@@ -183,11 +183,11 @@ def _columns(data: TorchDataset) -> tuple[list[Any], list[Any]]:
     return [_numpy(x) for x, _ in samples], [_numpy(y) for _, y in samples]
 
 
-def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Inputs, targets, users and the mask of the test part, out of an npz file."""
+def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None]:
+    """Inputs, targets, users, the mask of the test part and the number of classes, out of an npz file."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in ("x", "y", "user", "split") if key in stored}
+            arrays = {key: stored[key] for key in ("x", "y", "user", "split", "num_classes") if key in stored}
     except FileNotFoundError:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
@@ -200,12 +200,16 @@ def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         )
     x, y = _samples(str(path), arrays["x"], arrays["y"])
     user = _users(str(path), arrays["user"], len(x)) if "user" in arrays else None
+    given = arrays.get("num_classes")
+    if given is not None and (given.ndim or given.dtype.kind not in "iu" or given < 1):
+        raise UserError(f"{path}: num_classes is {given}; give one whole number above 0.")
+    num_classes = None if given is None else int(given)
     if "split" not in arrays:
-        return x, y, user, None
+        return x, y, user, None, num_classes
     split = arrays["split"]
     if split.shape != (len(x),) or not np.isin(split, ["train", "test"]).all():
         raise UserError(f"{path}: split must say 'train' or 'test' once for each of the {len(x)} samples.")
-    return x, y, user, torch.from_numpy(split == "test")
+    return x, y, user, torch.from_numpy(split == "test"), num_classes
 
 
 def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:

@@ -154,8 +154,9 @@ def federate(
     relabel: bool = False,
     validation: float = 0.0,
     seed: int,
+    first: int = 0,
 ) -> Federation:
-    """Deal a data set to workers, as a function of the seed.
+    """Deal a data set to workers, as a function of the seed; their ids count from ``first``.
 
     With ``relabel`` every worker names the classes in its own order. ``validation`` is the part of each worker's train
     samples that is held out; at least one sample stays for training.
@@ -167,16 +168,17 @@ def federate(
     if relabel and dataset.num_classes is None:
         raise UserError(f"relabel needs classes, {dataset.name} is a regression: leave it out.")
     partition = draw_partition(dataset, parse_split(split) if isinstance(split, str) else split, workers, seed)
-    train, held_out = _hold_out(by_owner(partition.owner, workers), validation, seed)
+    ids = range(first, first + workers)
+    train, held_out = _hold_out(by_owner(partition.owner, workers), validation, seed, ids)
     test = split_test(test_split, dataset, partition, seed)
-    names = _relabelling(dataset.num_classes, workers, seed) if relabel and dataset.num_classes else None
+    names = _relabelling(dataset.num_classes, ids, seed) if relabel and dataset.num_classes else None
     notes = partition.notes
     if test_split == "shared" and (left_out := len(dataset.x_test) - len(test.rows)):
         notes += (f"{left_out} test samples are of classes or users that no worker trains on: they were left out",)
     return Federation(
         name=dataset.name,
         num_workers=workers,
-        ids=tuple(range(workers)),
+        ids=tuple(ids),
         train=_shards(dataset.x_train, dataset.y_train, train, names),
         validation=_shards(dataset.x_train, dataset.y_train, held_out, names),
         test=_shards(dataset.x_test, dataset.y_test, test, names),
@@ -212,20 +214,20 @@ def _spread(sizes: Sequence[int]) -> str:
     return f"min {min(sizes)}, median {median(sizes):g}, max {max(sizes)}" if sizes else "none"
 
 
-def _hold_out(train: Entries, part: float, seed: int) -> tuple[Entries, Entries]:
+def _hold_out(train: Entries, part: float, seed: int, ids: range) -> tuple[Entries, Entries]:
     """Part every worker's train entries into those that stay and those held out for validation."""
     held = np.zeros(len(train.rows), bool)
     numbers = np.minimum((train.sizes * part + 0.5).astype(np.int64), train.sizes - 1)
     starts = train.sizes.cumsum() - train.sizes
     for worker in np.flatnonzero(numbers):
-        order = generator(seed, "validation", worker=int(worker)).permutation(train.sizes[worker])
+        order = generator(seed, "validation", worker=ids[worker]).permutation(train.sizes[worker])
         held[starts[worker] + order[: numbers[worker]]] = True
     return Entries(train.rows[~held], train.sizes - numbers), Entries(train.rows[held], numbers)
 
 
-def _relabelling(num_classes: int, workers: int, seed: int) -> Tensor:
+def _relabelling(num_classes: int, ids: range, seed: int) -> Tensor:
     """Every worker's own name for each class, [W, C]."""
-    names = [generator(seed, "relabel", worker=worker).permutation(num_classes) for worker in range(workers)]
+    names = [generator(seed, "relabel", worker=worker).permutation(num_classes) for worker in ids]
     return torch.from_numpy(np.stack(names))
 
 

@@ -30,13 +30,22 @@ _NOBODY = float("nan")
 class Distributed:
     """The network between processes. Every process calls the same methods in the same order."""
 
-    def __init__(self, mixing: Mixing, private: frozenset[str], processes: Processes, placement: Placement) -> None:
+    def __init__(
+        self,
+        mixing: Mixing,
+        private: frozenset[str],
+        processes: Processes,
+        placement: Placement,
+        *,
+        one_owner: bool = True,
+    ) -> None:
+        """``one_owner``: whether all processes are one person's, who may look at everything in metrics."""
         self.mixing, self.private = mixing, private
         self.processes, self.placement = processes, placement
         self.num_workers = mixing.num_workers
         self.workers = placement[processes.rank]
         self.traffic = Traffic(self.workers)
-        self.may_gather_private = True
+        self.may_gather_private = one_owner
         self._owner = owners(placement, self.num_workers)
 
     def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
@@ -59,7 +68,10 @@ class Distributed:
 
     def average(self, params: Params, weights: np.ndarray) -> Params:
         refuse_private(params, self.private)
+        weights = np.where(self._owner >= 0, weights, 0)
         taking_part = np.flatnonzero(weights)
+        if not len(taking_part):
+            return params
         self.traffic.count(taking_part, taking_part, self._message_sizes(params, {}))
         total = self._sum(params, weights / weights.sum())
         self.traffic.on_wire += nbytes(params)
@@ -70,10 +82,7 @@ class Distributed:
         block = values.new_zeros(longest, *values.shape[1:], device="cpu")
         block[: len(values)] = values
         # As bytes: torch.distributed does not know every type.
-        mine = block.view(-1).view(torch.uint8)
-        blocks = [torch.empty_like(mine) for _ in self.placement]
-        with self.processes.together():
-            dist.all_gather(blocks, mine)
+        blocks = self.processes.gather(block.view(-1).view(torch.uint8))
         everyone = block.new_full((self.num_workers, *values.shape[1:]), _NOBODY if values.is_floating_point() else 0)
         for workers, content in zip(self.placement, blocks, strict=True):
             everyone[workers.start : workers.stop] = content.view(values.dtype).view(block.shape)[: len(workers)]
@@ -81,7 +90,7 @@ class Distributed:
 
     def mean(self, params: Params) -> Params:
         if not self.may_gather_private:
-            refuse_private(params, self.private)
+            raise RuntimeError("a mean over all workers would show rows to those who are no neighbours")
         hosted = sum(map(len, self.placement))
         return {name: leaf / hosted for name, leaf in self._sum(params, None, torch.float64).items()}
 
@@ -157,7 +166,8 @@ class Distributed:
             _wait(sending)
             total: Params = {}
             for leaves, piece in pieces:
-                dist.broadcast(piece, last)
+                if self.processes.count > 1:
+                    dist.broadcast(piece, last)
                 total |= _views(piece.to(next(iter(leaves.values())).device), leaves)
         return total
 

@@ -11,6 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import UserError
@@ -52,6 +53,10 @@ class Processes:
             threading.Thread(target=self._beat, daemon=True).start()
             atexit.register(self._leave)
 
+    def alone(self) -> "Processes":
+        """This process as if there were no others."""
+        return self if self.count == 1 else Processes(None, 0, 1, self.generation, self.timeout, self.wire)
+
     @contextmanager
     def together(self) -> Iterator[None]:
         """Around calls of torch.distributed that all processes make: when they fail, whoever is missing is named."""
@@ -65,18 +70,21 @@ class Processes:
                 raise
             raise self._lost(time.monotonic() - began) from error
 
+    def gather(self, block: Tensor) -> list[Tensor]:
+        """Every process's block, all of one shape and on the CPU, by rank."""
+        if self._store is None:
+            return [block]
+        blocks = [torch.empty_like(block) for _ in range(self.count)]
+        with self.together():
+            dist.all_gather(blocks, block)
+        return blocks
+
     def texts(self, text: str) -> list[str]:
         """What each process says, by rank."""
-        if self._store is None:
-            return [text]
         own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-        lengths = [torch.zeros((), dtype=torch.int64) for _ in range(self.count)]
-        with self.together():
-            dist.all_gather(lengths, torch.tensor(len(own)))
-            longest = max(map(int, lengths))
-            texts = [torch.empty(longest, dtype=torch.uint8) for _ in lengths]
-            dist.all_gather(texts, torch.nn.functional.pad(own, (0, longest - len(own))))
-        return [bytes(text[:length]).decode() for text, length in zip(texts, lengths, strict=True)]
+        lengths = [int(length) for length in self.gather(torch.tensor(len(own)))]
+        blocks = self.gather(torch.nn.functional.pad(own, (0, max(lengths) - len(own))))
+        return [block[:length].numpy().tobytes().decode() for block, length in zip(blocks, lengths, strict=True)]
 
     def wait(self) -> None:
         """Go on when all have come here."""
@@ -98,11 +106,11 @@ class Processes:
 
     def total(self, number: int) -> int:
         """The sum over all processes."""
-        return self._reduce(number)
+        return sum(map(int, self.gather(torch.tensor(number))))
 
     def decide(self, choice: bool) -> bool:
         """What process 0 chooses."""
-        return bool(self._reduce(int(choice and self.rank == 0)))
+        return bool(self.gather(torch.tensor(choice, dtype=torch.uint8))[0])
 
     def first_to_fail(self) -> bool:
         """Whether no other process has failed before this one: what fails after it, fails because of it."""
@@ -112,14 +120,6 @@ class Processes:
             self._store.set(self._place(), _LEFT)
             return self._store.add("failures", 1) == 1
         return True
-
-    def _reduce(self, number: int) -> int:
-        if self._store is None:
-            return number
-        total = torch.tensor(number, dtype=torch.int64)
-        with self.together():
-            dist.all_reduce(total)
-        return int(total)
 
     def _lost(self, waited: float) -> UserError:
         missing = self._missing()

@@ -1,0 +1,56 @@
+"""Data that stay where they are: a file for every worker, of which a process opens only those of its own workers."""
+
+from pathlib import Path
+
+import torch
+
+from manyheads.data import arrays
+from manyheads.data.dataset import Dataset
+from manyheads.errors import UserError
+
+_WORKER = "{worker}"
+
+
+def is_per_worker(data: object) -> bool:
+    """Whether data are named as one file for every worker: ``site-{worker}.npz``."""
+    return isinstance(data, str) and _WORKER in data
+
+
+def seen(template: str, num_workers: int) -> tuple[int, ...]:
+    """The workers whose files can be seen from here."""
+    return tuple(worker for worker in range(num_workers) if _file(template, worker).exists())
+
+
+def load(template: str, workers: range) -> Dataset:
+    """The files of some workers as one data set whose users are the workers; for a file see ``arrays.load``."""
+    parts = {worker: arrays.load(_file(template, worker)) for worker in workers}
+    first = parts[workers[0]]
+    for worker, part in parts.items():
+        if _kind(part) != _kind(first):
+            raise UserError(
+                f"{_file(template, worker)} holds {_kind(part)}, {_file(template, workers[0])} {_kind(first)}: "
+                "give all workers one kind of sample, and num_classes where a file lacks the last classes."
+            )
+    train, test = (
+        torch.tensor(list(parts)).repeat_interleave(torch.tensor([len(x) for x in pools]))
+        for pools in ([part.x_train for part in parts.values()], [part.x_test for part in parts.values()])
+    )
+    return Dataset(
+        name=template,
+        x_train=torch.cat([part.x_train for part in parts.values()]),
+        y_train=torch.cat([part.y_train for part in parts.values()]),
+        x_test=torch.cat([part.x_test for part in parts.values()]),
+        y_test=torch.cat([part.y_test for part in parts.values()]),
+        num_classes=first.num_classes,
+        user_train=train,
+        user_test=test,
+    )
+
+
+def _kind(data: Dataset) -> str:
+    what = "numbers to predict" if data.num_classes is None else f"{data.num_classes} classes"
+    return f"samples {list(data.x_train.shape[1:])} of {what}"
+
+
+def _file(template: str, worker: int) -> Path:
+    return Path(template.replace(_WORKER, str(worker))).expanduser()

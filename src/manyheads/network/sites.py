@@ -1,0 +1,120 @@
+"""Sites: processes that keep their workers' data to themselves, and go on without one of them where they must."""
+
+import json
+import time
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from manyheads.errors import UserError
+from manyheads.files import to_json, write_atomically
+from manyheads.network.placement import Placement, blocks, owners
+from manyheads.topology import Mixing, Rows
+from manyheads.topology.mixing import GraphMixing
+from manyheads.topology.rows import sparse_rows
+
+_FILE = "site.json"
+
+
+class Sites:
+    """Who is where in a run over sites, who is away, and since when."""
+
+    def __init__(self, placement: Placement, num_workers: int, timeout: float) -> None:
+        self.placement, self.timeout = placement, timeout
+        self.away = np.flatnonzero(owners(placement, num_workers) < 0).tolist()
+        self.disturbances: list[str] = []
+        """What has kept this run from being the one that was asked for, a line each."""
+        self._since = dict.fromkeys(self.away, time.time())
+
+    def take_up(self, folder: Path, round: int, own_round: int) -> None:
+        """Remember from an earlier start who was away, and add what this one begins with."""
+        path = folder / _FILE
+        earlier = json.loads(path.read_bytes()) if path.exists() else {"away": {}, "disturbances": []}
+        self._since |= {int(who): since for who, since in earlier["away"].items() if int(who) in self._since}
+        self.disturbances = earlier["disturbances"]
+        if self.away:
+            self.disturbances.append(f"From round {round + 1} on {_named(self.away)} away.")
+        elif earlier["away"]:
+            self.disturbances.append(f"From round {round + 1} on all workers were there again.")
+        if own_round < round:
+            self.disturbances.append(f"This site went on in round {round + 1} with its state of round {own_round}.")
+        kept = {"away": self._since, "disturbances": self.disturbances}
+        write_atomically(path, (to_json(kept, indent=2) + "\n").encode())
+
+    def overdue(self) -> bool:
+        """Whether somebody has been away for too long."""
+        return any(time.time() - since > self.timeout for since in self._since.values())
+
+    def given_up(self) -> UserError:
+        return UserError(
+            f"{_named(self.away)} away for more than {self.timeout:g} s: start the site again and then this command, or"
+            " give a longer --site-timeout."
+        )
+
+
+def place(seen: Sequence[Sequence[int]]) -> Placement:
+    """Who hosts whom, from the workers whose files each process sees.
+
+    A worker is where its file is. Processes that see the same files, on one host, share them out.
+    """
+    placement: dict[int, range] = {}
+    taken: dict[int, int] = {}
+    for files in dict.fromkeys(map(tuple, seen)):
+        ranks = [rank for rank, others in enumerate(seen) if tuple(others) == files]
+        if not files:
+            raise UserError(
+                f"process {ranks[0]} sees no worker's file: put one where --data says, or start it elsewhere."
+            )
+        if files[-1] - files[0] + 1 != len(files):
+            raise UserError(
+                f"process {ranks[0]} sees the files of workers {', '.join(map(str, files))}:"
+                " number the workers of a site in a row."
+            )
+        for worker in files:
+            if taken.setdefault(worker, ranks[0]) != ranks[0]:
+                raise UserError(
+                    f"processes {taken[worker]} and {ranks[0]} both see the file of worker {worker}, but not the same"
+                    " others: a worker's file belongs to one site."
+                )
+        for rank, block in zip(ranks, blocks(len(files), len(ranks)), strict=True):
+            placement[rank] = range(files[0] + block.start, files[0] + block.stop)
+    return tuple(placement[rank] for rank in range(len(seen)))
+
+
+def without(mixing: Mixing, away: Sequence[int]) -> Mixing:
+    """The mixing in which some workers are absent from every round; the weight of their links stays with the others."""
+    gone = np.zeros(mixing.num_workers, dtype=bool)
+    gone[list(away)] = True
+
+    def draw(round: int) -> Rows:
+        rows = mixing.rows(round)
+        receivers = rows.receivers
+        alive = (receivers != rows.columns) & ~gone[receivers] & ~gone[rows.columns]
+        return sparse_rows(receivers[alive], rows.columns[alive], rows.weights[alive], rows.present & ~gone)
+
+    return GraphMixing(
+        name=mixing.name,
+        num_workers=mixing.num_workers,
+        period=None,
+        directed=mixing.directed,
+        doubly_stochastic=mixing.doubly_stochastic and not mixing.directed,
+        notes=mixing.notes,
+        draw=lru_cache(maxsize=2)(draw),
+    )
+
+
+def resume_round(kept: Sequence[Sequence[int]]) -> int:
+    """The round to go on from, from the rounds whose checkpoints each process has.
+
+    The last that all have. Where there is none, somebody was away for long: then the last that anybody has, and who was
+    away goes on with the state it had.
+    """
+    common = set(kept[0]).intersection(*kept[1:])
+    return max(common) if common else max((round for rounds in kept for round in rounds), default=0)
+
+
+def _named(workers: Sequence[int]) -> str:
+    names = ", ".join(map(str, workers))
+    return f"worker {names} was" if len(workers) == 1 else f"workers {names} were"

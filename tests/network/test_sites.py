@@ -1,0 +1,230 @@
+"""A run over sites: the bits of one that sees all data, on files that no other process opens; lost sites are absent."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import manyheads
+from manyheads.data import sites as files
+from manyheads.data.arrays import from_workers
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.network.sites import Sites, place, resume_round, without
+from manyheads.rounds import run
+from manyheads.session import open_session
+from manyheads.store import Run
+from manyheads.topology import build_mixing
+
+PROGRAM = Path(manyheads.__file__).with_name("__main__.py")
+TRAIN = (
+    "--data",
+    "site-{worker}.npz",
+    "--workers",
+    3,
+    "--model",
+    "mlp:4",
+    "--device",
+    "cpu",
+    "--threads",
+    1,
+    "--quiet",
+)
+ORDER = (2, 0, 1)
+"""The site of each rank: processes need not come in the order of the workers."""
+
+
+def test_a_worker_is_where_its_file_is() -> None:
+    assert place([[3], [0, 1], [2]]) == (range(3, 4), range(2), range(2, 3))
+    assert place([[2, 3], [0, 1], [2, 3]]) == (range(2, 3), range(2), range(3, 4))
+    assert place([[0, 1, 2]]) == (range(3),)
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        ([[0], []], "process 1 sees no worker's file"),
+        ([[0, 2], [1]], "number the workers of a site in a row"),
+        ([[0, 1], [1, 2]], "processes 0 and 1 both see the file of worker 1"),
+        ([[0], [0]], "2 processes for 1 workers"),
+    ],
+)
+def test_places_that_make_no_sense(seen: list[list[int]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        place(seen)
+
+
+def test_the_round_to_go_on_from() -> None:
+    assert resume_round([[8, 12], [12], [4, 12]]) == 12
+    assert resume_round([[8, 12], [4, 8]]) == 8
+    assert resume_round([[8, 12], [2, 4]]) == 12
+    assert resume_round([[8], []]) == 8
+    assert resume_round([[], []]) == 0
+
+
+def test_the_weight_of_those_who_are_away_stays_with_their_neighbours() -> None:
+    whole = build_mixing("random:0.6", 6, link_failure=0.2, seed=1)
+    for round in range(4):
+        before, after = whole.rows(round).dense(), without(whole, [1, 4]).rows(round).dense()
+        there = [0, 2, 3, 5]
+        kept = after[np.ix_(there, there)]
+        assert np.array_equal(after[[1, 4]], np.eye(6)[[1, 4]])
+        off = ~np.eye(4, dtype=bool)
+        assert np.array_equal(kept[off], before[np.ix_(there, there)][off])
+        np.testing.assert_allclose([kept.sum(0), kept.sum(1)], 1)
+    assert without(whole, [1, 4]).rows(0).present.tolist() == [True, False, True, True, False, True]
+
+
+def test_away_for_too_long(tmp_path: Path) -> None:
+    first = Sites((range(1), range(2, 3)), 3, timeout=0.2)
+    first.take_up(tmp_path, round=4, own_round=4)
+    assert not first.overdue()
+    time.sleep(0.25)
+    again = Sites((range(1), range(2, 3)), 3, timeout=0.2)
+    assert not again.overdue()
+    again.take_up(tmp_path, round=6, own_round=6)
+    assert again.overdue(), "an absence is counted from its beginning, over starts"
+    assert "worker 1 was away for more than 0.2 s" in str(again.given_up())
+    back = Sites((range(1), range(1, 2), range(2, 3)), 3, timeout=0.2)
+    back.take_up(tmp_path, round=8, own_round=8)
+    assert not back.overdue()
+    assert back.disturbances == [
+        "From round 5 on worker 1 was away.",
+        "From round 7 on worker 1 was away.",
+        "From round 9 on all workers were there again.",
+    ]
+
+
+def arrays(worker: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(worker)
+    size = 12 + 5 * worker
+    return rng.normal(size=(size, 6)), rng.integers(3, size=size), rng.normal(size=(5, 6)), rng.integers(3, size=5)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """A folder for each rank, with the file of its own worker and nothing else."""
+    made = []
+    for worker in ORDER:
+        folder = tmp_path / f"host-{worker}"
+        folder.mkdir()
+        x, y, x_test, y_test = arrays(worker)
+        split = np.array(["train"] * len(x) + ["test"] * len(x_test))
+        samples = {"x": np.concatenate([x, x_test]), "y": np.concatenate([y, y_test])}
+        np.savez(folder / f"site-{worker}.npz", **samples, split=split, num_classes=3)
+        made.append(folder)
+    return made
+
+
+def at_site(folder: Path, worker: int) -> Path:
+    return folder / "run" / f"site-{worker}"
+
+
+@pytest.mark.parametrize("algorithm", ["deprl", "fedavg"])
+def test_sites_compute_what_one_process_with_all_data_does(start_together, folders, tmp_path, algorithm: str) -> None:
+    words = ("train", algorithm, *TRAIN, "--rounds", 3, "--out", "run")
+    started = start_together(3, PROGRAM, *words, folders=folders)
+    assert [process.status() for process in started] == [0, 0, 0], [process.text() for process in started]
+
+    data = from_workers([arrays(worker) for worker in range(3)])
+    kind = manyheads.algorithms.get_algorithm(algorithm)
+    together = Experiment(algorithm=kind(), data=data, split="natural", workers=3, model="mlp:4", rounds=3)
+    for _ in run(open_session(together, Runtime(out=tmp_path / "together", device="cpu", threads=1))):
+        pass
+    whole = Run.open(tmp_path / "together", data=data)
+    for worker, folder in zip(ORDER, folders, strict=True):
+        site = Run.open(at_site(folder, worker))
+        for (name, mine), other in zip(
+            site.model(worker).state_dict().items(), whole.model(worker).state_dict().values(), strict=True
+        ):
+            assert torch.equal(mine, other), name
+        with pytest.raises(UserError, match="give the run of that worker's site"):
+            site.model((worker + 1) % 3)
+        assert site.workers() == whole.workers()
+        record, expected = site.metrics()[-1], whole.metrics()[-1]
+        for name in ("accuracy_mean", "loss", "train_loss", "bytes_sent_per_worker"):
+            assert record[name] == expected[name]
+        assert record["consensus_error"] is None and record["majority_floor"] is None
+        summary = site.summary()
+        assert summary is not None and summary["disturbances"] == []
+        assert any("no consensus error" in note for note in summary["notes"])
+
+
+def test_sites_with_different_kinds_of_data(start_together, folders) -> None:
+    np.savez(folders[1] / f"site-{ORDER[1]}.npz", x=np.zeros((9, 6)), y=np.arange(9) % 2)
+    started = start_together(3, PROGRAM, "train", "deprl", *TRAIN, "--out", "run", folders=folders)
+    assert all(process.status() for process in started)
+    (line,) = [line for process in started for line in process.text().splitlines() if line.startswith("manyheads")]
+    assert "process 1 was started with number of classes 2, process 0 with number of classes 3" in line
+
+
+def test_a_site_that_was_never_there(start_together, folders) -> None:
+    started = start_together(2, PROGRAM, "train", "deprl", *TRAIN, "--out", "run", folders=folders[:2])
+    assert all(process.status() for process in started)
+    (line,) = [line for process in started for line in process.text().splitlines() if line.startswith("manyheads")]
+    assert f"no process sees the file of worker {ORDER[2]}" in line
+    assert not (folders[0] / "run").exists()
+
+
+def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None:
+    """Worker 1's site is killed, the others go on without it, and it comes back with the state it had."""
+    words = ("train", "deprl", *TRAIN, "--out", "run", "--checkpoint-every", 2, "--rounds")
+    started = start_together(3, PROGRAM, *words, 4000, folders=folders)
+    lines = at_site(folders[2], 1) / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not (lines.exists() and lines.read_bytes().count(b"\n") >= 5):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(started[2].process.pid, signal.SIGKILL)
+    assert started[0].status() and started[1].status()
+    text = started[0].text() + started[1].text()
+    assert text.count("process 2 of 3 was lost") == 1
+
+    lost = Run.open(at_site(folders[2], 1)).state()
+    last = Run.open(at_site(folders[0], 2)).state().round
+    for process in start_together(2, PROGRAM, *words, last + 20, folders=folders[:2]):
+        assert process.status() == 0, process.text()
+    for worker, folder in zip(ORDER[:2], folders[:2], strict=True):
+        site = Run.open(at_site(folder, worker))
+        summary = site.summary()
+        assert summary is not None and len(summary["disturbances"]) == 1
+        assert "worker 1 was away" in summary["disturbances"][0]
+        record = site.workers()[-1]
+        assert record["accuracy"][1] is None and None not in record["accuracy"][::2]
+
+    late = start_together(2, PROGRAM, *words, last + 30, "--site-timeout", 0.001, folders=folders[:2])
+    assert all(process.status() for process in late)
+    assert sum("worker 1 was away for more than 0.001 s" in process.text() for process in late) == 1
+
+    for process in start_together(3, PROGRAM, *words, last + 40, folders=folders):
+        assert process.status() == 0, process.text()
+    back = Run.open(at_site(folders[2], 1))
+    summary = back.summary()
+    assert summary is not None and summary["rounds"] == last + 40
+    assert f"with its state of round {lost.round}." in summary["disturbances"][-1]
+    assert None not in back.workers()[-1]["accuracy"]
+    assert json.loads((at_site(folders[0], 2) / "site.json").read_text())["away"] == {}
+
+
+def test_files_are_named_by_worker(tmp_path: Path) -> None:
+    assert (
+        files.is_per_worker("a/site-{worker}.npz") and not files.is_per_worker("digits") and not files.is_per_worker(3)
+    )
+    for worker in (0, 2):
+        np.savez(tmp_path / f"w{worker}.npz", x=np.full((6, 2), float(worker)), y=np.arange(6) % 2)
+    template = str(tmp_path / "w{worker}.npz")
+    assert files.seen(template, 4) == (0, 2)
+    data = files.load(template, range(2, 3))
+    assert data.num_classes == 2 and (data.x_train == 2).all()
+    assert data.user_train is not None and set(data.user_train.tolist()) == {2}
+    np.savez(tmp_path / "w1.npz", x=np.zeros((6, 2)), y=np.arange(6) % 3)
+    with pytest.raises(
+        UserError, match=r"w1\.npz holds samples \[2\] of 3 classes, .*w0\.npz samples \[2\] of 2 classes"
+    ):
+        files.load(template, range(3))
