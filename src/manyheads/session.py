@@ -179,7 +179,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     )
 
 
-_NOT_IN_SITES = "Every site keeps its data and its heads: the records have no majority floor, no consensus error and no simulated time."
+_NOT_IN_SITES = "Every site keeps its data and heads: no majority floor, consensus error or simulated time is known."
 
 
 def _meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -> Sites | None:

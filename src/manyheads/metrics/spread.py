@@ -41,7 +41,7 @@ def spread(params: Params, network: Network) -> Spread:
 def _square_distances(leaf: Tensor, point: Tensor) -> Tensor:
     """|x_i - p|^2 of rows [W, ...] from a point [...], [W]; a row's bits are its own, whatever rows are beside it."""
     total = torch.zeros(len(leaf), dtype=torch.float64, device=leaf.device)
-    blocks = zip(leaf.flatten(1).split(_COLUMNS, dim=1), point.flatten().split(_COLUMNS), strict=True)
+    blocks = zip(leaf.reshape(len(leaf), -1).split(_COLUMNS, dim=1), point.flatten().split(_COLUMNS), strict=True)
     for rows, middle in blocks:
         total += (rows.to(torch.float64) - middle).square().sum(1)
     return total

@@ -77,7 +77,7 @@ def message_bytes(params: Params, mask: Params | None) -> np.ndarray:
     for name, leaf in params.items():
         numbers = leaf[0].numel() if len(leaf) else 0
         if mask is not None and name in mask:
-            kept = mask[name].flatten(1).count_nonzero(1).cpu().numpy()
+            kept = mask[name].reshape(len(leaf), -1).count_nonzero(1).cpu().numpy()
             sizes += kept * leaf.element_size() + -(-numbers // 8)
         else:
             sizes += numbers * leaf.element_size()

@@ -106,8 +106,8 @@ class _Mixer:
         if dtype not in self._dense:
             self._dense[dtype] = torch.from_numpy(self.matrix.dense()[here]).to(leaf.hosted)
         dense = self._dense[dtype]
-        mixed = dense[:, here] @ leaf.hosted.flatten(1)
+        mixed = dense[:, here] @ leaf.hosted.reshape(len(leaf.hosted), -1)
         if leaf.received:
             received = torch.stack(list(leaf.received.values()))
-            mixed.addmm_(dense[:, list(leaf.received)], received.flatten(1))
+            mixed.addmm_(dense[:, list(leaf.received)], received.view(len(received), -1))
         return mixed.view_as(leaf.hosted)

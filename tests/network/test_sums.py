@@ -1,0 +1,68 @@
+import numpy as np
+import pytest
+import torch
+
+from manyheads.network.sums import AtHand, add_hosted, common_row, mix_rows
+from manyheads.topology import MatrixMixing, build_mixing
+
+
+def whole(leaf: torch.Tensor) -> AtHand:
+    return AtHand(leaf, range(len(leaf)))
+
+
+def parted(leaf: torch.Tensor, workers: range) -> AtHand:
+    """What a process has that hosts some workers and was sent the rows of all others."""
+    received = {worker: row for worker, row in enumerate(leaf) if worker not in workers}
+    return AtHand(leaf[workers.start : workers.stop], workers, received)
+
+
+@pytest.mark.parametrize("graph", ["ring", "random:0.5", "full", "star"])
+def test_mixing_is_the_product_with_p(graph: str) -> None:
+    matrix = build_mixing(graph, 7, seed=2).rows(0)
+    leaf = torch.randn(7, 3, 2, dtype=torch.float64)
+    mixed = mix_rows({"a": whole(leaf)}, {}, matrix)["a"]
+    expected = torch.einsum("ij,jkl->ikl", torch.from_numpy(matrix.dense()), leaf)
+    torch.testing.assert_close(mixed, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_each_part_of_the_rows_is_mixed_to_the_same_bits(masked: bool) -> None:
+    matrix = build_mixing("random:0.5", 7, seed=2).rows(0)
+    leaf = torch.randn(7, 1001)
+    mask = torch.randint(2, leaf.shape, dtype=torch.uint8)
+    all_at_once = mix_rows({"a": whole(leaf)}, {"a": whole(mask)} if masked else {}, matrix)["a"]
+    for workers in (range(3), range(3, 4), range(4, 7)):
+        masks = {"a": parted(mask, workers)} if masked else {}
+        part = mix_rows({"a": parted(leaf, workers)}, masks, matrix)["a"]
+        assert torch.equal(part, all_at_once[workers.start : workers.stop])
+
+
+def test_a_weight_that_nobody_has_is_zero() -> None:
+    matrix = build_mixing("full", 3).rows(0)
+    leaf, mask = torch.tensor([[2.0, 0.0], [4.0, 0.0], [0.0, 0.0]]), torch.tensor([[1, 0], [1, 0], [0, 0]])
+    mixed = mix_rows({"a": whole(leaf)}, {"a": whole(mask)}, matrix)["a"]
+    torch.testing.assert_close(mixed, torch.tensor([[3.0, 0.0]] * 3))
+
+
+def test_a_running_sum_is_the_sum_at_once_to_the_bit() -> None:
+    leaf, weights = torch.randn(6, 1001), np.array([0.1, 0.0, 0.3, 0.2, 0.15, 0.25])
+    at_once = add_hosted(torch.zeros(1001), whole(leaf), weights)
+    running = torch.zeros(1001)
+    for workers in (range(2), range(2, 3), range(3, 6)):
+        add_hosted(running, AtHand(leaf[workers.start : workers.stop], workers), weights)
+    assert torch.equal(running, at_once)
+    torch.testing.assert_close(at_once, torch.from_numpy(weights).float() @ leaf)
+
+
+def test_a_weight_of_zero_keeps_out_what_is_no_number() -> None:
+    leaf = torch.tensor([[torch.nan], [2.0]])
+    assert add_hosted(torch.zeros(1), whole(leaf), np.array([0.0, 1.0])).tolist() == [2.0]
+
+
+def test_the_full_graph_has_one_row() -> None:
+    assert common_row(build_mixing("full", 5).rows(0)) is not None
+    assert common_row(build_mixing("ring", 5).rows(0)) is None
+    assert common_row(build_mixing("full", 5, weights="lazy").rows(0)) is None
+    by_sender = np.tile([0.5, 0.2, 0.3], (3, 1))
+    matrix = MatrixMixing(by_sender, directed=True, allow_row_stochastic=True).rows(0)
+    assert common_row(matrix).tolist() == [0.5, 0.2, 0.3]  # pyright: ignore[reportOptionalMemberAccess]
