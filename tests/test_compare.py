@@ -104,34 +104,32 @@ def test_a_failure_does_not_stop_the_others_and_a_second_call_does_only_what_is_
     assert _files(good[0].path) | _files(good[1].path) == before
 
 
-def test_processes_change_nothing_and_the_death_of_one_costs_one_run(lab: SimpleNamespace, tmp_path: Path) -> None:
-    names = ("deprl", "ditto", "dispfl")
-    here, there = _jobs(lab, tmp_path / "here", *names, rounds=5), _jobs(lab, tmp_path / "there", *names, rounds=5)
+def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_ends_all(
+    lab: SimpleNamespace, tmp_path: Path
+) -> None:
+    here, there = (_jobs(lab, tmp_path / place, "deprl", "ditto", rounds=5) for place in ("here", "there"))
     assert {item.state for item in run_jobs(here, ONE)} == {"running", "finished"}
 
-    states: dict[int, str] = {}
-    killed = None
-    for item in run_jobs(there, TWO):
-        states[item.job] = item.state
-        if killed is None:
-            killed = active_children()[0]
-            assert killed.pid is not None
-            os.kill(killed.pid, signal.SIGKILL)
-        if item.state == "failed":
-            assert item.error.startswith("its process ended with status -9")
-    assert sorted(states.values()) == ["failed", "finished", "finished"]
+    news = run_jobs([*there, *_jobs(lab, tmp_path / "there", "local", rounds=100_000)], TWO)
+    ends: dict[int, News] = {}
+    for number, item in enumerate(news):
+        if number == 0:
+            assert len(active_children()) == 2
+            pid = active_children()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        if item.state != "running":
+            ends[item.job] = item
+        if len(ends) == 2 and item.job == 2:
+            break
+    assert sorted(item.state for item in ends.values()) == ["failed", "finished"]
+    (failed,) = (item for item in ends.values() if item.state == "failed")
+    assert failed.error.startswith("its process ended with status -9")
+    assert active_children()
+    news.close()
     assert not active_children()
 
-    (left,) = (there[number] for number, state in states.items() if state == "failed")
-    assert [item.state for item in run_jobs([left], TWO)][-1] == "finished"
+    assert [item.state for item in run_jobs([there[failed.job]], TWO)][-1] == "finished"
     for one, other in zip(here, there, strict=True):
         for name in ("models.safetensors", "workers.jsonl", "partition.safetensors"):
             assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
-
-
-def test_closing_stops_the_processes(lab: SimpleNamespace, tmp_path: Path) -> None:
-    news = run_jobs(_jobs(lab, tmp_path, "deprl", "local", rounds=10_000), TWO)
-    assert next(news).state == "running"
-    assert len(active_children()) == 2
-    news.close()
-    assert not active_children()

@@ -24,7 +24,7 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.record import Record
 from manyheads.rounds import run
-from manyheads.session import connect, deal, initial_model, open_session, pick_device, resolve
+from manyheads.session import connect, deal, initial_model, open_session, pick_device, pick_precision, resolve
 from manyheads.store import RunDirectory
 
 
@@ -68,13 +68,13 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experi
 
     Mistakes in them show here, before anything is run.
     """
-    load_once = cache(lambda name: load(name, runtime.data_dir))
+    device, load_once = pick_device(runtime.device), cache(lambda name: load(name, runtime.data_dir))
     found: dict[str, Experiment] = {}
     checked = set()
     for experiment in experiments:
         data = experiment.data
         dataset = load_once(data) if isinstance(data, str) else data
-        complete = resolve(experiment, dataset)
+        complete = replace(resolve(experiment, dataset), precision=pick_precision(experiment, device))
         before = found.setdefault(complete.run_id, complete)
         if before.rounds != complete.rounds:
             given = f"--rounds {before.rounds} and {complete.rounds}"

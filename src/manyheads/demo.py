@@ -4,21 +4,26 @@ The same is a single command, which is shown; what this adds is the picture of h
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyheads.cli import main as manyheads
+
+if TYPE_CHECKING:
+    from manyheads.report.collect import Finished
 
 FOLDER = Path("runs", "demo")
 
 COMMAND = [
-    "compare", "deprl", "d-psgd", "local", "--data", "digits", "--workers", "32", "--graph", "ring", "--relabel",
-    "--split", "dirichlet:1", "--tune", "0.5", "1", "2", "--seeds", "1", "--out", str(FOLDER),
+    "compare", "deprl", "d-psgd", "local", "--data", "digits", "--relabel", "--split", "dirichlet:1", "--workers", "32",
+    "--graph", "ring", "--model", "mlp:32", "--tune", "0.5", "1", "2", "4", "--eval-every", "2", "--out", str(FOLDER),
 ]  # fmt: skip
 
 _INTRODUCTION = """\
-32 workers on a ring learn to read digits, and every worker names the ten classes in an order of its own. DePRL shares a
-representation and keeps heads private; D-PSGD shares all of the net; local shares nothing. Each makes three passes over
-its own samples a round, with rates chosen on held-out samples from the same grid.
+32 workers on a ring learn to read digits, and every worker names the ten classes in an order of its own. DePRL shares
+a representation and keeps heads private; D-PSGD shares all of the net; local training shares nothing. Each makes three
+passes over a worker's own samples a round, with rates chosen on held-out samples out of the same grid.
 """
 
 
@@ -31,11 +36,23 @@ def main() -> int:
     from manyheads.report import collect
 
     comparison = collect(FOLDER)
-    curves = [(system.label, comparison.cells[i, 0][0].metrics) for i, system in enumerate(comparison.systems)]
+    curves = [(system.label, mean_curve(comparison.cells[i, 0])) for i, system in enumerate(comparison.systems)]
     picture = FOLDER / "learning-curves.png"
     learning_curves(curves, picture)
     print(picture)
     return 0
+
+
+def mean_curve(runs: "Sequence[Finished]") -> list[dict[str, float]]:
+    """Accuracy and majority floor by round, means over seeds."""
+    from manyheads.report.numbers import at_end, curve
+
+    found, floor = curve(runs, "round", "accuracy_mean"), at_end(runs, "majority_floor")
+    assert found is not None and floor is not None, "digits have classes"
+    return [
+        {"round": round, "accuracy_mean": accuracy, "majority_floor": floor.mean}
+        for round, accuracy in zip(found.x.tolist(), found.y.tolist(), strict=True)
+    ]
 
 
 if __name__ == "__main__":

@@ -72,6 +72,8 @@ def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorker
         # A stream of its own: with the run's seed itself as many workers would hold what the run's do.
         seed=key(source.seed if new.seed is None else new.seed, "join") % 2**31,
         rounds=new.head_epochs,
+        # Weights in double precision stay so; what else there is depends on the device.
+        precision="float64" if source.precision == "float64" else None,
         # Ten passes are no time for rates to fall, and nothing is exchanged that could fail.
         decay=1.0,
         schedule="decay",
@@ -86,7 +88,7 @@ def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], r
     wanted = select({**initial.params, **initial.buffers}, REPRESENTATION)
     shapes, offered = ({name: leaf.shape[1:] for name, leaf in tree.items()} for tree in (wanted, leaves))
     if shapes != offered:
-        data = session.experiment.data
+        data = session.everyone.name
         raise UserError(f"the representation of {run.path} does not fit the samples of {data}: give its own --data.")
     ids = torch.tensor(session.ctx.ids)
 

@@ -1,0 +1,56 @@
+"""The board: what people see of many runs, live on a terminal and in lines elsewhere."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli import board
+from manyheads.compare import Job, News
+from manyheads.experiment import Experiment
+
+JOBS = [Job(Experiment(rounds=4), Path(name), name) for name in ("old", "good", "bad")]
+NEWS = [
+    News(0, "finished", 4),
+    News(1, "running", 1),
+    News(2, "running", 1),
+    News(1, "running", 2),
+    News(2, "failed", error="it broke."),
+    News(1, "finished", 4),
+]
+
+
+def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "_PATIENCE_SECONDS", 0.0)
+    errors = board.follow(NEWS, JOBS, "running")
+    assert errors == {"bad": "it broke."}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "running  1/3 runs  5/12 rounds"
+    assert next(line for line in lines if "failed:" in line).endswith("bad: failed: it broke.")
+    assert lines[-1] == "running  1 of 3 runs were finished before"
+    assert any("left" in line for line in lines)
+
+
+def test_quiet(capsys: pytest.CaptureFixture) -> None:
+    assert board.follow(NEWS, JOBS, "running", quiet=True) == {"bad": "it broke."}
+    assert capsys.readouterr().out == ""
+
+
+def test_live(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert board.follow(NEWS, JOBS, "running") == {"bad": "it broke."}
+    shown = capsys.readouterr().out
+    assert "bad: failed: it broke." in shown
+    assert "3/3 runs  1 failed" in shown
+
+
+def test_stopped_by_hand() -> None:
+    def news() -> Iterator[News]:
+        yield NEWS[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt, match="stopped; 1 of 3 runs had ended; the same command"):
+        board.follow(news(), JOBS, "running", quiet=True)

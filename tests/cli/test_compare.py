@@ -1,0 +1,158 @@
+"""``compare`` end to end: the table, the report, a second call, a grid, tuning, failures, kill -9 and mistakes."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli import main
+from manyheads.report import collect
+from manyheads.store import Run
+
+SMALL = ["--workers", "3", "--rounds", "2", "--model", "mlp:8", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _in_tmp_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than the runs do, and has tests of its own."""
+    monkeypatch.setattr("manyheads.report.write", lambda comparison: comparison.folder / "report.html")
+
+
+def _compare(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
+    """The lines that a comparison prints."""
+    assert main(["compare", *words]) == 0
+    caught = capsys.readouterr()
+    assert caught.err == ""
+    return caught.out.splitlines()
+
+
+def _runs(folder: str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*/*") if path.is_file() and "-" in path.parts[1]}
+
+
+def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture) -> None:
+    words = ["deprl", "fedavg", "local", *SMALL, "--graph", "ring", "full", "--seeds", "1", "12", "--out", "all"]
+    lines = _compare(capsys, *words)
+    assert lines[-1] == "all/report.html"
+    assert Path("all/report.html").exists()
+    names = sorted(path.name.partition("-")[0] for path in Path("all").iterdir() if (path / "summary.json").exists())
+    # fedavg and local look at no graph, so that they run once for each seed.
+    assert names == ["deprl"] * 4 + ["fedavg"] * 2 + ["local"] * 2
+    for path in Path("all").glob("deprl-*"):
+        assert path.name == f"deprl-{Run.open(path).experiment.run_id}"
+    table = [line for line in lines if " ± " in line or "majority floor" in line]
+    for graph in ("full", "ring"):
+        rows = [line for line in table if f" {graph} " in line]
+        assert sorted(row.split()[0] for row in rows) == ["DePRL", "FedAvg", "Local", "majority"]
+        assert "*" in max(rows, key=lambda row: float(row.split(graph)[1].split()[0]))
+    assert any("standard error" in line for line in lines)
+
+    before = _runs("all")
+    again = _compare(capsys, *words)
+    assert again[0] == "running  8 of 8 runs were finished before"
+    assert [line for line in again if " ± " in line] == [line for line in lines if " ± " in line]
+    assert _runs("all") == before
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_tuning(capsys: pytest.CaptureFixture) -> None:
+    words = ["deprl", "local", *SMALL, "--relabel", "--seeds", "2", "1", "--tune", "0.5", "1e-9", "--out", "tuned"]
+    lines = _compare(capsys, *words)
+    assert len(list(Path("tuned/tuning").iterdir())) == 2
+    found = [Run.open(path).experiment for path in Path("tuned").iterdir() if (path / "summary.json").exists()]
+    assert sorted((e.algorithm.name, e.seed, e.lr, e.head_lr, e.relabel) for e in found) == [
+        (name, seed, 0.1, 0.1, True) for name in ("deprl", "local") for seed in (1, 2)
+    ]
+    assert {Run.open(path).experiment.seed for path in Path("tuned/tuning").iterdir()} == {2}
+    (header,) = (line for line in lines if line.startswith("validation accuracy"))
+    assert header.split()[-5:] == ["1e-09", "0.5", "lr", "head", "lr"]
+    assert "note: deprl: the best rate is the first or last that was tried." in lines
+    before = _runs("tuned")
+    again = _compare(capsys, *words)
+    assert [line for line in again if line.startswith(("tuning", "running"))] == [
+        "tuning  4 of 4 runs were finished before",
+        "running  4 of 4 runs were finished before",
+    ]
+    quiet = _compare(capsys, *words, "--quiet")
+    assert quiet == again[again.index(quiet[1]) - 1 :]
+    assert _runs("tuned") == before
+    # What was tried and not chosen is no part of what is reported.
+    assert len(collect(Path("tuned")).runs) == 4
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_a_run_that_fails_is_named_and_the_others_go_on(capsys: pytest.CaptureFixture) -> None:
+    words = ["compare", "local", "d-psgd", *SMALL, "--lr", "1e30", "0.1", "--clip", "0", "--seeds", "1", "--out", "all"]
+    assert main(words) == 2
+    caught = capsys.readouterr()
+    (line,) = caught.err.splitlines()
+    assert line.startswith("manyheads: 2 failed: local, lr 1e+30; d-psgd, lr 1e+30. The first: the loss of worker ")
+    assert "local, lr 1e+30: failed: the loss of worker" in caught.out
+    assert len(list(Path("all").glob("*/summary.json"))) == 2
+    assert "all/report.html" in caught.out
+
+    assert main(["compare", "local", *SMALL, "--lr", "1e30", "--clip", "0", "--tune", "1", "2", "--out", "none"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("manyheads: 1 failed: local. The first: the loss of worker ")
+
+
+@pytest.mark.usefixtures("_undrawn")
+def test_kill_and_continue(capsys: pytest.CaptureFixture) -> None:
+    words = ["compare", "deprl", "d-psgd", "local", "--workers", "4", "--rounds", "12", "--seeds", "1", "--quiet"]
+    words += ["--checkpoint-every", "1", "--threads", "2"]
+    command = [sys.executable, "-m", "manyheads", *words, "--out", "killed"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + 60
+        while len(list(Path("killed").glob("*/checkpoint/round-*/manifest.json"))) < 3:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+    assert len(list(Path("killed").glob("*/summary.json"))) < 3
+    # Those that ran the jobs notice that nobody waits for them, and let the directories go.
+    deadline = time.monotonic() + 20
+    while main([*words, "--threads", "1", "--out", "killed"]) != 0:
+        assert time.monotonic() < deadline
+    assert main([*words, "--threads", "1", "--out", "whole"]) == 0
+    capsys.readouterr()
+    for path in Path("whole").glob("*/models.safetensors"):
+        assert (Path("killed") / path.relative_to("whole")).read_bytes() == path.read_bytes()
+    assert len(list(Path("killed").glob("*/summary.json"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["deprl"], "compare keeps its runs in a folder: give one with --out."),
+        (["deprl", "--out", "file"], "file is a file: choose another --out."),
+        (["deprl", "--out", "run"], "run holds a single run: choose another --out for many."),
+        (["deprl", "--tune", "--validation", "0", "--out", "new"], "--tune chooses rates on the validation split"),
+        (["deprl", "--tune", "0", "1", "--out", "new"], "--tune 0 1: give factors above 0"),
+        (["deprl", "--rounds", "2", "3", "--out", "new"], "--rounds 2 and 3: give one number"),
+        (["deprl", "--graph", "ring", "rong", "--out", "new"], "unknown graph 'rong'. Did you mean 'ring'?"),
+        (["deprl", "--split", "iid", "nope:3", "--out", "new"], "unknown split"),
+        (["deprl", "--model", "mlp:8", "nope", "--out", "new"], "unknown model 'nope'"),
+        (["deprl", "--density", "0.5", "--out", "new"], "--density is an option of dispfl, not of deprl"),
+        (["deprl", "dispfl", "--density", "0.5", "2", "--out", "new"], "--density 2.0 is outside (0, 1]"),
+        (["deprl", "depr", "--out", "new"], "unknown algorithm 'depr'. Did you mean 'deprl'?"),
+        (["deprl", "--preset", "paper", "--out", "new"], "unknown preset 'paper'."),
+        (["deprl", "--seeds", "one", "--out", "new"], "--seeds: 'one' is not a whole number."),
+        ([], "the following arguments are required: ALGORITHM"),
+    ],
+)
+def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture) -> None:
+    Path("file").touch()
+    Path("run").mkdir()
+    Path("run/experiment.json").write_text(json.dumps({}))
+    assert main(["compare", *words, "--workers", "3"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"manyheads: {message}")
+    assert sorted(path.name for path in Path().rglob("*")) == ["experiment.json", "file", "run"]

@@ -1,0 +1,62 @@
+"""``join`` end to end: what people see of it, a second call, and runs that cannot be joined."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli import main
+from manyheads.store import Run
+
+
+def _join(capsys: pytest.CaptureFixture, *words: object) -> list[str]:
+    assert main(["join", *map(str, words)]) == 0
+    caught = capsys.readouterr()
+    assert caught.err == ""
+    return caught.out.splitlines()
+
+
+def test_join_and_join_again(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = (finished, "--workers", 5, "--head-epochs", 2, "--split", "iid")
+    lines = _join(capsys, *words)
+    out = Path(lines[-1])
+    assert out.parent == Path("runs") and out.name.startswith("digits-join-")
+    assert lines[0].startswith("New workers on digits: 5 workers, iid, ")
+    assert f"note: Representation after 2 rounds of {finished}: of worker i mod 3." in lines
+    summary = Run.open(out).summary()
+    assert summary is not None and (summary["rounds"], summary["bytes_sent_per_worker"]) == (2, 0)
+    assert f"{100 * summary['accuracy_mean']:.1f} %" in lines[-3]
+
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    again = _join(capsys, *words)
+    assert again[-1] == str(out)
+    assert any("nothing to do" in line for line in again)
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
+
+    assert main(["inspect", "run", str(out)]) == 0
+    assert "join" in capsys.readouterr().out
+    exported = tmp_path / "model.safetensors"
+    assert main(["export", str(out), "--worker", "4", "--out", str(exported)]) == 0
+    assert exported.exists()
+
+
+def test_runs_that_cannot_be_joined(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    unfinished, foreign, out = tmp_path / "unfinished", tmp_path / "foreign", tmp_path / "out"
+    shutil.copytree(finished, unfinished)
+    (unfinished / "summary.json").unlink()
+    foreign.mkdir()
+    (foreign / "experiment.json").write_text('{"optimizer": "adam"}')
+    mistakes = [
+        ([unfinished], "is not finished: continue it"),
+        ([foreign], "not an experiment"),
+        ([tmp_path / "nowhere"], "is no run directory"),
+        ([finished, "--head-epochs", "0"], "--head-epochs 0 is not positive"),
+        ([finished, "--representation", "ours"], "--representation: unknown value 'ours'"),
+        ([finished, "--data", tmp_path / "no.npz"], "no.npz"),
+    ]
+    for words, message in mistakes:
+        assert main(["join", *map(str, words), "--out", str(out)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert message in line
+        assert not out.exists()

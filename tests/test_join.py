@@ -1,0 +1,123 @@
+"""New workers: they take the representation as it was learned, train heads alone, and hold data of their own."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from manyheads.algorithms import REGISTRY
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment
+from manyheads.join import NewWorkers, join
+from manyheads.rounds import run
+from manyheads.session import Session
+from manyheads.store import Run
+from manyheads.tree import select
+
+BODY = {"representation"}
+
+
+def _trained(lab: SimpleNamespace, folder: Path, name: str = "deprl", **changes: object) -> Run:
+    """A finished run of four workers."""
+    experiment = lab.tiny(REGISTRY[name](), **{"split": "iid", **changes})
+    for _ in run(lab.opened_in(experiment, folder)):
+        pass
+    return Run.open(folder, data=experiment.data)
+
+
+@pytest.fixture
+def lab(lab: SimpleNamespace) -> SimpleNamespace:
+    from manyheads.session import open_session
+
+    def opened_in(experiment: Experiment, folder: Path) -> Session:
+        return open_session(experiment, replace(lab.cpu, out=folder))
+
+    return SimpleNamespace(**vars(lab), opened_in=opened_in)
+
+
+@pytest.mark.parametrize("representation", ["own", "mean"])
+def test_heads_alone_are_trained_on_what_was_learned(lab: SimpleNamespace, tmp_path: Path, representation: str) -> None:
+    source = _trained(lab, tmp_path / "run")
+    new = NewWorkers(workers=6, representation=representation, head_epochs=4)  # pyright: ignore[reportArgumentType]
+    session = join(source, new, replace(lab.cpu, out=tmp_path / "new"))
+    learned = select(source.state().params, BODY)
+    first = session.experiment.algorithm.init(session.ctx)
+    for name, leaf in learned.items():
+        wanted = leaf[torch.arange(6) % 4] if representation == "own" else leaf.mean(0).expand(6, *leaf.shape[1:])
+        assert torch.allclose(first.params[name], wanted, rtol=0, atol=1e-15)
+
+    records = [step.record for step in run(session)]
+    assert [record.round for record in records if record] == [1, 2, 3, 4]
+    assert all(record is not None and record.bytes_sent_per_worker == 0 for record in records)
+    assert records[-1] is not None and records[0] is not None
+    assert records[-1].train_loss < records[0].train_loss
+    after = Run.open(tmp_path / "new").state().params
+    for name, leaf in first.params.items():
+        assert torch.equal(after[name], leaf) == name.startswith("representation."), name
+
+
+def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_path: Path) -> None:
+    source = _trained(lab, tmp_path / "run")
+    session = join(source, NewWorkers(workers=4), lab.cpu)
+    heads = select(session.ctx.initial.params, {"head"})
+    for name, leaf in select(source.state().params, {"head"}).items():
+        assert not torch.equal(heads[name], leaf)
+    before = lab.opened(source.experiment)
+    assert session.everyone.digest() != before.everyone.digest()
+    assert join(source, NewWorkers(workers=4), lab.cpu).everyone.digest() == session.everyone.digest()
+    assert join(source, NewWorkers(workers=4, seed=2), lab.cpu).everyone.digest() != session.everyone.digest()
+
+
+def test_what_is_joined_names_the_run(lab: SimpleNamespace, tmp_path: Path) -> None:
+    source = _trained(lab, tmp_path / "run")
+    five = NewWorkers(workers=5)
+    one = join(source, five, lab.cpu).experiment
+    assert (one.workers, one.rounds, one.algorithm.name) == (5, 10, "join")
+    assert join(source, five, lab.cpu).experiment == one
+    assert join(source, replace(five, representation="mean"), lab.cpu).experiment.run_id != one.run_id
+    longer = _trained(lab, tmp_path / "run", data=source.experiment.data, rounds=7)
+    assert longer.experiment.run_id == source.experiment.run_id
+    assert join(longer, five, lab.cpu).experiment.run_id != one.run_id
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedrod", "fedavg", "dispfl"])
+def test_the_shared_part_of_every_algorithm_can_be_joined(lab: SimpleNamespace, tmp_path: Path, name: str) -> None:
+    source = _trained(lab, tmp_path / "run", name)
+    session = join(source, NewWorkers(workers=5, head_epochs=1), replace(lab.cpu, out=tmp_path / "new"))
+    assert session.ctx.model.groups == ("representation", "head")
+    for name_, leaf in select(source.state().params, BODY).items():
+        assert torch.equal(session.ctx.initial.params[name_][4], leaf[0])
+    assert len(list(run(session))) == 1
+    assert Run.open(tmp_path / "new", data=source.experiment.data).model(4) is not None
+
+
+def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
+    _trained(lab, tmp_path / "run", model=module)
+    source = Run.open(tmp_path / "run", data=lab.blobs(), model=module)
+    session = join(source, NewWorkers(workers=5, representation="mean", head_epochs=1), lab.cpu)
+    buffers = source.state().buffers
+    floats = {name: leaf for name, leaf in buffers.items() if leaf.is_floating_point()}
+    assert floats
+    for name, leaf in floats.items():
+        assert torch.allclose(session.ctx.initial.buffers[name], leaf.mean(0).expand(5, *leaf.shape[1:]))
+
+
+def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--head-epochs 0 is not positive"):
+        NewWorkers(head_epochs=0)
+    source = _trained(lab, tmp_path / "run")
+    wide = lab.blobs()
+    wide = replace(wide, x_train=wide.x_train.repeat(1, 2), x_test=wide.x_test.repeat(1, 2))
+    with pytest.raises(UserError, match="does not fit the samples of"):
+        join(source, NewWorkers(data=wide, workers=5), lab.cpu)
+    for head, message in (("all", "has learned no representation"), ("none", "have no head")):
+        with pytest.raises(UserError, match=message):
+            join(_trained(lab, tmp_path / head, head=head), NewWorkers(workers=5), lab.cpu)
+    steps = run(lab.opened_in(lab.tiny(REGISTRY["deprl"](), rounds=9), tmp_path / "half"))
+    next(steps)
+    steps.close()  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(UserError, match="is not finished"):
+        join(Run.open(tmp_path / "half", data=lab.blobs()), NewWorkers(), lab.cpu)
