@@ -1,8 +1,5 @@
 """Draws are functions of their names, and look random."""
 
-import subprocess
-import sys
-
 import hypothesis
 import numpy as np
 import pytest
@@ -38,14 +35,8 @@ def test_long_draws_of_neighbouring_names_do_not_overlap():
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.05
 
 
-def test_names_mean_the_same_in_another_process():
-    code = "from manyheads.randomness import *; print(generator(7, 'x', worker=3).integers(10**9), key(7, 'x'))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert said == [str(generator(7, "x", worker=3).integers(10**9)), str(key(7, "x"))]
-
-
 def test_fixed_points():
-    """Numbers of old runs stay as they are: these must never change."""
+    """The same in every process and version, or the numbers of old runs could not be had again."""
     assert stream_id("head") == 16752952609621225119
     assert generator(1, "body", worker=2, round=3, epoch=4).permutation(6).tolist() == [3, 0, 2, 4, 1, 5]
     assert key(1, "body", worker=2, round=3) == 8200039051432601404

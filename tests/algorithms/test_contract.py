@@ -259,9 +259,9 @@ def test_every_option_is_part_of_the_run_id(algorithm):
 
 def test_the_loss_falls(algorithm, lab):
     data = lab.blobs(sizes=(17, 13, 16, 15))
-    records = list(train(lab.tiny(algorithm, data=data, model="mlp:16", rounds=8, decay=1.0), lab.cpu))
-    assert records[-1].train_loss < 0.8 * records[0].train_loss
-    assert records[-1].loss < 0.8 * records[0].loss
+    records = list(train(lab.tiny(algorithm, data=data, model="mlp:16", rounds=10, decay=1.0), lab.cpu))
+    assert records[-1].train_loss < 0.9 * records[0].train_loss
+    assert records[-1].loss < 0.9 * records[0].loss
 
 
 def absent_rounds(session) -> Iterator[tuple[int, list[int]]]:

@@ -24,7 +24,7 @@ def losses(algorithm: str) -> dict[str, list[float]]:
         graph="ring",
         rounds=3,
         seed=1,
-        batch_size=16,
+        batch_size=32,
         lr=0.05,
         head_lr=0.05,
         momentum=0.9,
