@@ -3,6 +3,8 @@
 Started with the environment that torchrun gives, this file trains every case; one start serves all checks.
 """
 
+import fcntl
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -150,16 +152,30 @@ def content(tensor: Tensor) -> bytes:
 # The comparison
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folders(tmp_path_factory: pytest.TempPathFactory, start_together: Any) -> dict[int, Path]:
     """The cases trained by one process, by two and by three: number of processes -> folder."""
-    made = {count: tmp_path_factory.mktemp(f"over-{count}") for count in (1, *COUNTS)}
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    made = {count: shared / f"over-{count}" for count in (1, *COUNTS)}
+    with (shared / "over.lock").open("w") as lock:
+        # Of several test processes the first trains for all.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "over.done").exists():
+            train_all(made, start_together)
+            (shared / "over.done").touch()
+    return made
+
+
+def train_all(made: dict[int, Path], start_together: Any) -> None:
+    for folder in made.values():
+        folder.mkdir()
     started = [process for count in COUNTS for process in start_together(count, __file__, made[count])]
     for number, experiment in enumerate(CASES.values()):
         for _ in run(open_session(experiment, runtime(made[1] / str(number)))):
             pass
     assert all(process.status() == 0 for process in started), [process.text() for process in started]
-    return made
 
 
 @pytest.fixture(params=[(count, name) for count in COUNTS for name in CASES], ids=lambda both: f"{both[0]}-{both[1]}")

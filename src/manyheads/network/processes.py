@@ -5,9 +5,10 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,10 +20,11 @@ from manyheads.errors import UserError
 _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
 _POLL_SECONDS = 0.02
-_LINGER_SECONDS = 5.0
 _STORE_SECONDS = 5.0
-"""How long the store may take to say who is where."""
+"""How long the store may take to answer. Where the network is cut, it would take a quarter of an hour to say so."""
 _LEFT = "left"
+
+Answer = TypeVar("Answer")
 
 
 class Processes:
@@ -114,12 +116,14 @@ class Processes:
 
     def first_to_fail(self) -> bool:
         """Whether no other process has failed before this one: what fails after it, fails because of it."""
-        if self._store is None:
+        if (store := self._store) is None:
             return True
-        with suppress(RuntimeError):
-            self._store.set(self._place(), _LEFT)
-            return self._store.add("failures", 1) == 1
-        return True
+
+        def count() -> int:
+            store.set(self._place(), _LEFT)
+            return store.add("failures", 1)
+
+        return _ask(count) in (1, None)
 
     def _lost(self, waited: float) -> UserError:
         missing = self._missing()
@@ -133,19 +137,19 @@ class Processes:
 
     def _missing(self) -> list[int]:
         """The processes that are behind this one, or that have stopped telling where they are."""
-        assert self._store is not None
-        self._store.set_timeout(timedelta(seconds=_STORE_SECONDS))
-        try:
+
+        def look() -> tuple[list[str], list[str]]:
             self._tell()
             before = self._whereabouts()
             time.sleep(3 * _BEAT_SECONDS)
-            after = self._whereabouts()
-        except RuntimeError:
+            return before, self._whereabouts()
+
+        if (found := _ask(look)) is None:
             # The store lives and dies with the first host.
             return [0]
         return [
             rank
-            for rank, (then, now) in enumerate(zip(before, after, strict=True))
+            for rank, (then, now) in enumerate(zip(*found, strict=True))
             if rank != self.rank and now != _LEFT and (now == then or int(now.split()[0]) < self._calls)
         ]
 
@@ -168,16 +172,17 @@ class Processes:
         return f"whereabouts/{self.rank if rank is None else rank}"
 
     def _leave(self) -> None:
-        assert self._store is not None
         self._ended.set()
         if dist.is_initialized():
             dist.destroy_process_group()
-        with suppress(RuntimeError):
-            self._store.set(self._place(), _LEFT)
-            # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show.
-            deadline = time.monotonic() + _LINGER_SECONDS
-            while self._keeps_store and time.monotonic() < deadline and {*self._whereabouts()} != {_LEFT}:
-                time.sleep(_POLL_SECONDS)
+        _ask(self._part)
+
+    def _part(self) -> None:
+        assert self._store is not None
+        self._store.set(self._place(), _LEFT)
+        # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show.
+        while self._keeps_store and {*self._whereabouts()} != {_LEFT}:
+            time.sleep(_POLL_SECONDS)
 
 
 _joined: Processes | None = None
@@ -241,6 +246,20 @@ def _join(own: str, timeout: float, device: torch.device) -> Processes:
             " and whether the hosts reach each other."
         ) from error
     return processes
+
+
+def _ask(question: Callable[[], Answer]) -> Answer | None:
+    """The store's answer; None: it gives none."""
+    answers: list[Answer] = []
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(question())
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_STORE_SECONDS)
+    return answers[0] if answers else None
 
 
 def _meet(store: Store, own: str, rank: int, others: range, timeout: float) -> str:
