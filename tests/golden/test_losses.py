@@ -20,7 +20,8 @@ def test_golden_losses(algorithm):
     found = regenerate.losses(algorithm)
     assert found.keys() == expected.keys()
     for name, values in found.items():
-        assert values == pytest.approx(expected[name], rel=1e-9), name
+        # First weights are drawn in single precision, whose last bit is not the same on every processor.
+        assert values == pytest.approx(expected[name], rel=1e-7), name
 
 
 def test_every_golden_algorithm_exists():
