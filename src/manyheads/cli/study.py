@@ -1,0 +1,214 @@
+"""``manyheads study``: a table or figure of the paper: its runs, as far as they are not recorded, and a report."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from manyheads.cli.parser import Commands, Parser
+from manyheads.errors import UserError
+
+if TYPE_CHECKING:
+    from manyheads.experiment import Runtime
+    from manyheads.studies.records import Records
+    from manyheads.studies.trial import Size, Trial
+
+_EXAMPLES = """\
+examples:
+  manyheads study --list
+  manyheads study table3 --quick                            a small version that ends in a minute
+  manyheads study table3 --dry-run                          its runs, and the time and memory they need
+  manyheads study table3 --only data=cifar10 seed=1 --data-dir DIR
+  manyheads study all --budget-seconds 600 --no-checkpoints --archive records.zip
+  manyheads study --import records.zip
+
+What a study needs of its runs is kept in OUT/records, without weights: runs that are recorded there are not run again,
+whichever study they were made for. A study that was stopped or killed is continued by the same command.
+"""
+
+_RUNTIME = ("data_dir", "device", "engine", "threads")
+_OUT, _QUICK_OUT, _WORK = Path("results"), Path("runs", "quick"), Path("runs", "studies")
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "study",
+        help="reproduce a table or figure of the paper",
+        usage="manyheads study NAME [options]",
+        description="Make the runs behind a table or figure of the DePRL paper and report on them.",
+        epilog=_EXAMPLES,
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_fields, options_of
+    from manyheads.experiment import Experiment, Runtime
+
+    options = options_of(Experiment)
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a study, or 'all': the most telling runs first")
+    parser.add_argument("--list", action="store_true", help="name the studies")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would take")
+    parser.add_argument("--quick", action="store_true", help="a small version on the digits")
+    parser.add_argument("--report", action="store_true", help="only report on what is recorded")
+    parser.add_argument("--out", type=Path, help=f"folder of records and reports [{_OUT}; --quick: {_QUICK_OUT}]")
+    parser.add_argument(
+        "--work", type=Path, default=_WORK, help=f"where runs keep their weights until they are recorded [{_WORK}]"
+    )
+    parser.add_argument("--seeds", nargs="+", type=options["seed"].read, metavar="N", help="in place of the paper's")
+    parser.add_argument("--only", nargs="+", default=[], metavar="KEY=VALUE", help="as in algorithm=deprl,d-psgd")
+    parser.add_argument(
+        "--precision",
+        type=options["precision"].read,
+        default="float32",
+        metavar="{" + ",".join(options["precision"].choices) + "}",
+        help=f"{options['precision'].help} [float32]",
+    )
+    parser.add_argument("--budget-seconds", type=float, metavar="X", help="leave runs that cannot end in time")
+    parser.add_argument("--no-checkpoints", action="store_true", help="write no weights; a run that is stopped is lost")
+    parser.add_argument("--archive", type=Path, metavar="FILE", help="also pack the records made now into a zip file")
+    parser.add_argument("--import", dest="archived", type=Path, metavar="FILE", help="take such records over")
+    parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
+    add_fields(parser, Runtime, _RUNTIME, title="where and how")
+
+
+def run(args: argparse.Namespace) -> None:
+    from manyheads.studies import STUDIES
+    from manyheads.studies.everything import NAME, TITLE
+    from manyheads.studies.records import Records
+    from manyheads.terminal import facts
+
+    folder = args.out or (_QUICK_OUT if args.quick else _OUT)
+    if args.archived is not None:
+        for name in Records(folder).unpack(args.archived):
+            print(name)
+    if args.list or (args.name is None and args.archived is None):
+        print(facts([*((study.name, study.title) for study in STUDIES.values()), (NAME, TITLE)]))
+    if args.name is None or args.list:
+        return
+    size, trials = _asked(args)
+    if args.dry_run:
+        print(_plan(trials, Records(folder), args))
+        return
+    with _alone(folder):
+        errors = {} if args.report else _run(trials, folder, args)
+        _report(args.name, size, folder)
+    if errors:
+        (first, why), *_ = errors.items()
+        raise UserError(f"{len(errors)} runs failed, the first {first}: {why}")
+
+
+def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
+    """How large the study is, and those of its trials that were asked for, each run once."""
+    from manyheads.studies import STUDIES, everything, get_study
+    from manyheads.studies.trial import PAPER, QUICK, only, without_repeats
+
+    size = replace(QUICK if args.quick else PAPER, precision=args.precision)
+    if args.seeds:
+        size = replace(size, seeds=tuple(dict.fromkeys(args.seeds)))
+    every = args.name == everything.NAME
+    trials = everything.in_order(STUDIES, size) if every else get_study(args.name).grid(size)
+    return size, without_repeats(only(trials, args.only))
+
+
+def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
+    """The runs that are not recorded, with their time and memory."""
+    from manyheads.session import pick_device
+    from manyheads.studies.cost import Costs, total
+    from manyheads.terminal import human_bytes, human_seconds, table
+
+    device = pick_device(_runtime(args).device).type
+    missing = [trial for trial in trials if not records.have(trial)]
+    costs = Costs(records.folder, device)
+    estimates = [costs(trial) for trial in missing]
+    body = [
+        [trial.name, str(trial.rounds), human_seconds(one.seconds), human_bytes(one.bytes)]
+        for trial, one in zip(missing, estimates, strict=True)
+    ]
+    whole = total(estimates)
+    said = f"{len(trials)} runs, {len(trials) - len(missing)} of them recorded."
+    if not missing:
+        return said
+    kind = "measured on runs alike" if whole.measured else "estimates"
+    sums = f"{human_seconds(whole.seconds)} in all, {human_bytes(whole.bytes)} at most ({kind})"
+    return f"{table([('run', 'rounds', 'time', 'memory')], body)}\n\n{said} The others on {device}: {sums}."
+
+
+def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> dict[str, str]:
+    """Make the runs that are not recorded; why some failed, by name."""
+    from manyheads.cli.board import follow
+    from manyheads.studies.records import Records
+    from manyheads.studies.runner import Runner, as_jobs
+
+    runtime, records = _runtime(args), Records(folder)
+    missing = [trial for trial in trials if not records.have(trial)]
+    if not args.quiet:
+        print(f"{args.name}: {len(missing)} of {len(trials)} runs are to be made", flush=True)
+    missing = _with_data(missing, runtime.data_dir, strict=args.name != "all")
+    made: list[Trial] = []
+
+    def keep(trial: "Trial") -> None:
+        made.append(trial)
+        if args.archive is not None:
+            records.pack(args.archive, made)
+
+    runner = Runner(records, args.work, runtime, checkpoints=not args.no_checkpoints, kept=keep)
+    with closing(runner.run(missing, args.budget_seconds)) as news:
+        errors = follow(news, as_jobs(missing), args.name, quiet=args.quiet)
+    if left := sum(not records.have(trial) for trial in missing) - len(errors):
+        print(f"{left} runs are left: the same command makes them.", flush=True)
+    return errors
+
+
+def _runtime(args: argparse.Namespace) -> "Runtime":
+    """Where and how; --out is the study's folder, not a run's."""
+    from manyheads.experiment import Runtime
+
+    return Runtime(**{name: vars(args)[name] for name in _RUNTIME if name in args})
+
+
+def _with_data(trials: "Sequence[Trial]", data_dir: Path | None, *, strict: bool) -> "list[Trial]":
+    """The trials whose data can be read. Where not all can: an error, or a note if not ``strict``."""
+    from manyheads.data import load
+
+    unread: set[str] = set()
+    for name in dict.fromkeys(trial.data for trial in trials if isinstance(trial.experiment.data, str)):
+        try:
+            load(name, data_dir)
+        except UserError as error:
+            if strict:
+                raise
+            print(f"note: left out: {error}", flush=True)
+            unread.add(name)
+    return [trial for trial in trials if trial.data not in unread]
+
+
+def _report(name: str, size: "Size", folder: Path) -> None:
+    """Write the study's report, or that of every study of which something is recorded."""
+    from manyheads.studies import STUDIES
+    from manyheads.studies.everything import NAME
+    from manyheads.studies.records import Records
+
+    records = Records(folder)
+    for study in STUDIES.values() if name == NAME else [STUDIES[name]]:
+        if name != NAME or any(map(records.have, study.grid(size))):
+            try:
+                print(study.write(size, records, folder))
+            except ModuleNotFoundError as error:
+                print(f"no report here, as {error.name} is not installed; the records are in {records.folder}")
+                return
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep a second study out of the folder."""
+    from manyheads.files import disk_errors
+    from manyheads.store import RunDirectory
+
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with RunDirectory(folder).lock():
+        yield

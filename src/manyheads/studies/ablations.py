@@ -1,0 +1,94 @@
+"""The paper's ablations: training loss by number of workers, accuracy by head epochs and by number of workers.
+
+On a ring (or with a server) and Dirichlet 0.3. For algorithms without a head of their own, as many epochs more move the
+whole model.
+"""
+
+from functools import partial
+from typing import Any
+
+from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep
+from manyheads.report.pictures import Axis, curves
+from manyheads.studies.lines import ACCURACY, ROUND, across, along
+from manyheads.studies.published import data_title
+from manyheads.studies.results import Report, Results, percent, title
+from manyheads.studies.speedup import ALGORITHMS, DATA, DIRICHLET, ladder
+from manyheads.studies.study import Study
+from manyheads.studies.trial import Size, Trial
+
+_TAUS = (1, 2, 3, 4, 5)
+_WORKERS = (16, 32, 64, 128)
+_LOSS = Axis("train loss", lambda value: f"{value:.3f}")
+
+
+def _loss_grid(size: Size) -> list[Trial]:
+    return ladder(size, ["deprl"])
+
+
+def _loss(results: Results, report: Report) -> None:
+    report.parts.append(
+        "DePRL's train loss: each worker's over all its samples after a round's local training, mean over workers."
+    )
+    for data in results.values("data"):
+        lines = [
+            line
+            for place, count in enumerate(results.values("workers"))
+            for line in along(f"{count} workers", place, results.runs(data=data, workers=count), "round", "train_loss")
+        ]
+        if lines:
+            report.parts.append(data_title(data))
+            report.add_picture(curves(data, lines, ROUND, _LOSS))
+
+
+def _tau_grid(size: Size) -> list[Trial]:
+    def algorithms(tau: int) -> list[Algorithm]:
+        return [FedRep(head_epochs=tau), DPSGD(epochs=tau + 1), DisPFL(epochs=tau + 1), DePRL(head_epochs=tau)]
+
+    return [
+        size.trial(algorithm, data, DIRICHLET, seed=seed, place={"tau": tau})
+        for data in size.data(*DATA)
+        for tau in _TAUS
+        for algorithm in algorithms(tau)
+        for seed in size.seeds
+    ]
+
+
+def _workers_grid(size: Size) -> list[Trial]:
+    counts = (4, 8) if size.quick else _WORKERS
+    return [
+        size.trial(algorithm, data, DIRICHLET, seed=seed, workers=count)
+        for data in size.data(*DATA)
+        for count in counts
+        for algorithm in ALGORITHMS
+        for seed in size.seeds
+    ]
+
+
+def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None:
+    numbers: list[list[Any]] = []
+    for data in results.values("data"):
+        lines = [
+            line
+            for place, algorithm in enumerate(ALGORITHMS)
+            for line in across(title(algorithm), place, results, key, "accuracy_mean", data=data, algorithm=algorithm)
+        ]
+        if not lines:
+            continue
+        report.parts.append(data_title(data))
+        report.add_picture(curves(data, lines, Axis(label, lambda value: f"{value:g} {label}", whole=True), ACCURACY))
+        rows = []
+        for value in results.values(key):
+            here: dict[str, Any] = {"data": data, key: value}
+            found = {name: results.stat("accuracy_mean", algorithm=name, **here) for name in ALGORITHMS}
+            floor = results.floor(**here)
+            rows.append([str(value), percent(floor), *map(percent, found.values())])
+            numbers += [[data, value, name, stat and 100 * stat.mean] for name, stat in found.items()]
+        report.add_table([label, "floor", *map(title, ALGORITHMS)], rows)
+    report.add_csv(["data", key, "algorithm", "accuracy"], numbers)
+
+
+STUDIES = (
+    Study("loss", "Training loss of DePRL by number of workers", _loss_grid, _loss),
+    Study("tau", "Accuracy by head epochs", _tau_grid, partial(_accuracy_by, "tau", "head epochs")),
+    Study("workers", "Accuracy by number of workers", _workers_grid, partial(_accuracy_by, "workers", "workers")),
+)

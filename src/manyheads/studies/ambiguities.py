@@ -1,0 +1,144 @@
+"""What the paper leaves open, tried on CIFAR-10 on a ring: which reading moves the number, and by how much.
+
+Some readings are other runs, the rest are other ways to count the same ones. Input normalisation is not among them:
+images are standardised by their data set's constants, and there is no option to leave that out.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedAvg, FedRep
+from manyheads.report.collect import Finished
+from manyheads.report.numbers import Stat, number, stat
+from manyheads.studies.published import accuracies
+from manyheads.studies.records import sizes
+from manyheads.studies.results import NOTHING, Report, Results, percent, points, title
+from manyheads.studies.study import Study
+from manyheads.studies.trial import Size, Trial
+
+_FEW_TEST_SAMPLES = 10
+"""Workers with no more are skipped by the authors' code."""
+
+_BASE = "as read"
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Another run."""
+
+    label: str
+    algorithms: tuple[Algorithm, ...]
+    changes: dict[str, Any] = field(default_factory=dict)
+    suffix: str = ""
+    """What the split's parameter is followed by."""
+
+
+def _readings(size: Size) -> list[_Reading]:
+    # Where the small net's classifier begins makes no difference: it has one linear layer before its head.
+    classifier = "relu1" if size.quick else "fc9"
+    return [
+        _Reading(_BASE, (DePRL(), DPSGD(), DisPFL(), FedAvg(), FedRep())),
+        _Reading("the head is the whole classifier", (DePRL(),), {"head": classifier}),
+        _Reading("mix before training", (DePRL(order="mix-train"), DPSGD(order="mix-train"))),
+        _Reading("the mean model is scored", (DPSGD(evaluate="mean-model"),)),
+        _Reading("the server weighs workers alike", (FedAvg(weighting="uniform"), FedRep(weighting="uniform"))),
+        _Reading("no cap on a worker's samples", (DePRL(), DPSGD()), suffix=":uncapped"),
+    ]
+
+
+def _accuracy_before_mixing(run: Finished) -> float | None:
+    return number(run.summary.get("accuracy_before_mixing"))
+
+
+def _best_round(run: Finished) -> float | None:
+    return max((row["accuracy_mean"] for row in run.metrics), default=None)
+
+
+def _enough_test_samples(run: Finished) -> float | None:
+    kept = [score for score, count in _scores(run) if count > _FEW_TEST_SAMPLES]
+    return float(np.mean(kept)) if kept else None
+
+
+def _by_samples(run: Finished) -> float | None:
+    scores, counts = zip(*_scores(run), strict=True)
+    return float(np.average(scores, weights=counts))
+
+
+_COUNTS: dict[str, Callable[[Finished], float | None]] = {
+    "scored before mixing": _accuracy_before_mixing,
+    "best evaluated round, not the last": _best_round,
+    f"without workers of at most {_FEW_TEST_SAMPLES} test samples": _enough_test_samples,
+    "mean weighted by test samples": _by_samples,
+}
+"""Other ways to count a run."""
+
+
+def _grid(size: Size) -> list[Trial]:
+    return [
+        size.trial(
+            algorithm, data, f"{dirichlet:g}{reading.suffix}", seed=seed,
+            place={"dirichlet": dirichlet, "reading": reading.label}, **reading.changes,
+        )
+        for data in size.data("cifar10")
+        for reading in _readings(size)
+        for dirichlet in (0.1, 0.5)
+        for algorithm in reading.algorithms
+        for seed in size.seeds
+    ]  # fmt: skip
+
+
+def _report(results: Results, report: Report) -> None:
+    report.parts.append(
+        "Accuracy in percent and how far a reading moves it from the one used everywhere else, *as read*; the paper's "
+        "number for comparison. Input normalisation was not tried: there is no option for it."
+    )
+    paper = {(c.dirichlet, c.algorithm): c.accuracy for c in accuracies(3) if c.data == "cifar10"}
+    if results.values("data") != ["cifar10"]:
+        paper = {}
+    numbers = []
+    for dirichlet in results.values("dirichlet"):
+        rows = []
+        for reading, algorithm, found in _outcomes(results, dirichlet):
+            base = results.stat("accuracy_mean", dirichlet=dirichlet, reading=_BASE, algorithm=algorithm)
+            theirs = paper.get((dirichlet, algorithm))
+            moved = None
+            if found is not None and base is not None and reading != _BASE:
+                moved = 100 * (found.mean - base.mean)
+            short = NOTHING if found is None or theirs is None else points(100 * found.mean - theirs)
+            rows.append(
+                [reading, title(algorithm), percent(found), NOTHING if moved is None else points(moved),
+                 NOTHING if theirs is None else f"{theirs:.1f}", short]
+            )  # fmt: skip
+            numbers.append([dirichlet, reading, algorithm, found and 100 * found.mean, moved, theirs])
+        floor = percent(results.floor(dirichlet=dirichlet, reading=_BASE))
+        report.parts.append(f"## Dirichlet {dirichlet:g} (floor {floor})")
+        report.add_table(["reading", "algorithm", "ours", "moved by", "paper", "from the paper's"], rows)
+    report.add_csv(["dirichlet", "reading", "algorithm", "ours", "moved", "paper"], numbers)
+
+
+def _outcomes(results: Results, dirichlet: float) -> list[tuple[str, str, Stat | None]]:
+    """Every reading of every algorithm."""
+    asked = dict.fromkeys((trial.place["reading"], trial.place["algorithm"]) for trial in results.trials)
+    runs = {
+        (reading, algorithm): results.stat("accuracy_mean", dirichlet=dirichlet, reading=reading, algorithm=algorithm)
+        for reading, algorithm in asked
+    }
+    counted = [
+        (label, algorithm, stat(map(count, results.runs(dirichlet=dirichlet, reading=_BASE, algorithm=algorithm))))
+        for label, count in _COUNTS.items()
+        for reading, algorithm in asked
+        if reading == _BASE
+    ]
+    return [*((reading, algorithm, found) for (reading, algorithm), found in runs.items()), *counted]
+
+
+def _scores(run: Finished) -> Sequence[tuple[float, int]]:
+    """Accuracy and number of test samples of every worker that has any."""
+    accuracy = run.workers["accuracy"]
+    return [(score, count) for score, count in zip(accuracy, sizes(run)["test"], strict=True) if score is not None]
+
+
+STUDIES = (Study("ambiguities", "Readings of the paper that could explain a gap", _grid, _report),)

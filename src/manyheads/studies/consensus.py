@@ -1,0 +1,56 @@
+"""Consensus error of DePRL by heterogeneity, beside the same runs with a constant rate.
+
+The paper's error rises and then falls, which it puts down to heads that start at random. A rate that falls to nothing
+makes every such curve fall: the control, whose rate stays, says what is left of it. Here all heads start equal.
+"""
+
+from dataclasses import replace
+
+from manyheads.report.pictures import Axis, curves
+from manyheads.studies.lines import ROUND, along
+from manyheads.studies.published import data_title
+from manyheads.studies.results import NOTHING, Report, Results
+from manyheads.studies.study import Study
+from manyheads.studies.trial import Size, Trial
+
+_RATES = {"falling": {}, "constant": {"decay": 1.0}}
+_ERROR = Axis("consensus error", lambda value: f"{value:.3g}", log=True)
+
+
+def _grid(size: Size) -> list[Trial]:
+    return [
+        size.trial("deprl", data, dirichlet, seed=seed, every=min(5, size.every), place={"rate": rate}, **changes)
+        for data in size.data("cifar10", "cifar100")
+        for rate, changes in _RATES.items()
+        for dirichlet in (0.1, 0.3, 0.5)
+        for seed in size.seeds
+    ]
+
+
+def _report(results: Results, report: Report) -> None:
+    report.parts.append(
+        "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. Solid: the paper's rate, which falls by 4 % a round. Dashed: "
+        "the same first rate, kept."
+    )
+    rows = []
+    for data in results.values("data"):
+        lines = []
+        for place, dirichlet in enumerate(results.values("dirichlet")):
+            for rate in _RATES:
+                runs = results.runs(data=data, dirichlet=dirichlet, rate=rate)
+                label = f"{dirichlet:g}" + (", constant rate" if rate == "constant" else "")
+                for line in along(label, place, runs, "round", "consensus_error"):
+                    peak = int(line.y.argmax())
+                    rows.append(
+                        [data_title(data), f"{dirichlet:g}", rate, f"{line.y[peak]:.3g}", f"{line.x[peak]:g}",
+                         f"{line.y[-1]:.3g}", f"{line.y[-1] / line.y[peak]:.2f}" if line.y[peak] else NOTHING]
+                    )  # fmt: skip
+                    lines.append(replace(line, dashed=rate == "constant"))
+        if lines:
+            report.add_picture(curves(data, lines, ROUND, _ERROR))
+    header = ["data", "Dirichlet", "rate", "highest", "in round", "at the end", "of the highest"]
+    report.add_table(header, rows)
+    report.add_csv(header, rows)
+
+
+STUDIES = (Study("consensus", "Consensus error by heterogeneity, with a constant-rate control", _grid, _report),)

@@ -1,0 +1,148 @@
+"""What trials will take, before they run: by records of runs alike where there are any, else estimated."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from manyheads.data import Dataset
+from manyheads.recipes import step_seconds
+from manyheads.studies.trial import Trial
+
+SAMPLES = {
+    "digits": (1_438, 359),
+    "cifar10": (50_000, 10_000),
+    "cifar100": (50_000, 10_000),
+    "fashion-mnist": (60_000, 10_000),
+    "mobiact": (8_393, 2_702),
+}
+"""Train and test samples of the data sets."""
+
+PARAMETERS = {"mlp:256": 19_210, "dnn": 634_182, "vgg11": 7_538_698, "resnet18": 11_220_132, "alexnet": 23_271_114}
+"""Weights of the nets, with the outputs that the studies' data need."""
+
+GPU_SECONDS_PER_SAMPLE = {"mlp": 5e-7, "dnn": 5e-7, "vgg11": 2.1e-5, "resnet18": 1.9e-5, "alexnet": 3e-5}
+"""One sample of a training pass on an H200, 128 workers side by side: the first three in tf32, ResNet-18 in bf16
+(benchmarks/records/gpu.json); AlexNet is a guess."""
+
+_GPU_START_SECONDS = 20.0
+"""Until a run's kernels are compiled and its steps recorded."""
+
+_FORWARD = 1 / 3
+"""Part of a training step that its forward pass takes."""
+
+_COPIES = 4
+"""Of all workers' weights: as a round began, as it leaves them, on the way, momentum."""
+
+_MEGABYTES_OF_PROGRAM = 500
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a trial takes."""
+
+    seconds: float
+    bytes: float
+    measured: bool
+    """Whether the time comes from records of runs alike."""
+
+
+class Costs:
+    """Estimates for a kind of device, from the records in a folder."""
+
+    def __init__(self, records: Path, device: str) -> None:
+        self.on_gpu = device != "cpu"
+        self._paces = _paces(records, self.on_gpu)
+
+    def __call__(self, trial: Trial) -> Estimate:
+        """A trial's time and memory."""
+        kind = (trial.data, str(trial.experiment.model), trial.experiment.algorithm.name, trial.experiment.workers)
+        paces = self._paces.get(kind, [])
+        if paces:
+            seconds = trial.source.rounds * median(paces)
+        elif trial.new is None:
+            seconds = self._guess(trial)
+        else:
+            seconds = self._guess(trial.source) + self._passes(trial, trial.new.head_epochs * _FORWARD)
+        if self.on_gpu:
+            seconds += _GPU_START_SECONDS
+        return Estimate(seconds, _bytes(trial), bool(paces))
+
+    def _guess(self, trial: Trial) -> float:
+        train, test = _samples(trial)
+        rounds = trial.source.rounds
+        scored = _FORWARD * (2 * test + train) / train * (1 / trial.every)
+        if trial.theory:
+            scored += 2 / trial.every
+        return rounds * self._passes(trial, _passes_a_round(trial) + scored)
+
+    def _passes(self, trial: Trial, passes: float) -> float:
+        """Seconds that passes over all train samples take."""
+        train, _ = _samples(trial)
+        model, batch = str(trial.experiment.model), trial.experiment.batch_size or 1
+        if self.on_gpu:
+            return train * passes * GPU_SECONDS_PER_SAMPLE.get(model.partition(":")[0], 1e-6)
+        return train * passes * step_seconds(model, batch) / batch / (os.cpu_count() or 1)
+
+
+def total(estimates: Sequence[Estimate]) -> Estimate:
+    """All of them one after another."""
+    return Estimate(
+        sum(one.seconds for one in estimates),
+        max((one.bytes for one in estimates), default=0.0),
+        all(one.measured for one in estimates),
+    )
+
+
+def _passes_a_round(trial: Trial) -> float:
+    """Training passes over all samples in a round; a pass over frozen features counts as its forward part."""
+    options = vars(trial.experiment.algorithm)
+    train, _ = _samples(trial)
+    # Steps are as many for every worker, whatever it holds.
+    step = trial.experiment.workers * (trial.experiment.batch_size or 1) / train
+
+    def passes(unit: str) -> float:
+        steps = options.get(f"{unit}steps")
+        return options.get(f"{unit}epochs", 0) if steps is None else steps * step
+
+    models = 2 if trial.experiment.algorithm.name == "ditto" else 1
+    return _FORWARD * passes("head_") + passes("body_") + models * passes("")
+
+
+def _bytes(trial: Trial) -> float:
+    train, test = _samples(trial)
+    experiment = trial.experiment
+    weights = PARAMETERS.get(str(experiment.model), 0) * experiment.workers * 4
+    # Two masks of a byte each, or a second model.
+    extra = {"dispfl": 0.5, "ditto": 1.0}.get(experiment.algorithm.name, 0.0)
+    numbers = {"mobiact": 900, "digits": 64, "fashion-mnist": 1024}.get(trial.data, 3072)
+    return weights * (_COPIES + extra) + (train + test) * numbers * 4 + _MEGABYTES_OF_PROGRAM * 1e6
+
+
+def _samples(trial: Trial) -> tuple[int, int]:
+    data = trial.experiment.data
+    return (len(data.x_train), len(data.x_test)) if isinstance(data, Dataset) else SAMPLES[data]
+
+
+def _paces(records: Path, on_gpu: bool) -> dict[tuple[str, str, str, int], list[float]]:
+    """Seconds a round by data, net, algorithm and workers, of the records made on such a device."""
+    found: dict[tuple[str, str, str, int], list[float]] = {}
+    for experiment, summary in _pairs(records):
+        if (summary.get("runtime", {}).get("device", "cpu") != "cpu") == on_gpu:
+            kind = (
+                str(experiment["data"]),
+                str(experiment["model"]),
+                experiment["algorithm"]["name"],
+                experiment["workers"],
+            )
+            found.setdefault(kind, []).append(summary["seconds"] / summary["rounds"])
+    return found
+
+
+def _pairs(records: Path) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
+    for summary in sorted(records.glob("*/summary.json")):
+        experiment = summary.with_name("experiment.json")
+        yield json.loads(experiment.read_bytes()), json.loads(summary.read_bytes())

@@ -1,0 +1,42 @@
+"""Learning curves: accuracy against rounds and against time, CIFAR-100 on a random graph.
+
+Time is simulated: every worker a machine of its own. The paper's is that of its three GPUs.
+"""
+
+from manyheads.report.pictures import curves
+from manyheads.studies.lines import ACCURACY, ROUND, TIME, along
+from manyheads.studies.results import Report, Results, title
+from manyheads.studies.study import Study
+from manyheads.studies.trial import Size, Trial
+
+_ALGORITHMS = ("d-psgd", "dispfl", "deprl")
+
+
+def _grid(size: Size) -> list[Trial]:
+    return [
+        size.trial(algorithm, data, dirichlet, graph="random", seed=seed, every=1)
+        for data in size.data("cifar100")
+        for dirichlet in (0.1, 0.3, 0.5)
+        for algorithm in _ALGORITHMS
+        for seed in size.seeds
+    ]
+
+
+def _report(results: Results, report: Report) -> None:
+    for dirichlet in results.values("dirichlet"):
+        for name, x, axis in (("rounds", "round", ROUND), ("time", "simulated_seconds", TIME)):
+            lines = [
+                line
+                for place, algorithm in enumerate(_ALGORITHMS)
+                for line in along(
+                    title(algorithm), place, results.runs(dirichlet=dirichlet, algorithm=algorithm), x, "accuracy_mean"
+                )
+            ]
+            if lines:
+                floor = results.floor(dirichlet=dirichlet)
+                report.parts.append(f"Dirichlet {dirichlet:g}, against {name}:")
+                drawn = curves(f"{dirichlet:g}-{name}", lines, axis, ACCURACY, floor=floor and floor.mean)
+                report.add_picture(drawn)
+
+
+STUDIES = (Study("curves", "Learning curves: CIFAR-100, random graph", _grid, _report),)

@@ -1,0 +1,38 @@
+"""All studies as one list of runs, the most telling first: for when time is short.
+
+CIFAR-10 on a ring comes first, heterogeneity by heterogeneity, with DePRL, D-PSGD and DisPFL before the others; then
+the other data sets alike; then graphs, new workers and ablations; and every further seed after that.
+"""
+
+from manyheads.studies.study import Study
+from manyheads.studies.trial import Size, Trial, without_repeats
+
+NAME = "all"
+TITLE = "All of them, the most telling runs first"
+
+_DATA = ("digits", "cifar10", "cifar100", "fashion-mnist", "mobiact", "quadratic")
+_FIRST_ALGORITHMS = ("deprl", "d-psgd", "dispfl")
+_STUDIES = (
+    "table3", "table1", "table2", "table4", "ambiguities", "consensus", "similarity", "curves", "tau", "workers",
+    "table5", "loss", "speedup", "theory",
+)  # fmt: skip
+
+
+def in_order(studies: dict[str, Study], size: Size) -> list[Trial]:
+    """Every run of every study once."""
+
+    def rank(pair: tuple[str, Trial]) -> tuple[int, ...]:
+        study, trial = pair
+        place = trial.place
+        return (
+            size.seeds.index(place["seed"]),
+            _STUDIES.index(study),
+            _DATA.index(trial.data),
+            0 if place["algorithm"] in _FIRST_ALGORITHMS else 1,
+            # New workers stay beside the others on the same run, in the order of their study.
+            0 if trial.new is not None else round(100 * float(str(place.get("dirichlet", 0)).partition(":")[0])),
+            _FIRST_ALGORITHMS.index(place["algorithm"]) if place["algorithm"] in _FIRST_ALGORITHMS else 0,
+        )
+
+    pairs = [(name, trial) for name in _STUDIES for trial in studies[name].grid(size)]
+    return without_repeats(trial for _, trial in sorted(pairs, key=rank))

@@ -1,0 +1,39 @@
+"""Lines of figures out of recorded runs: means over seeds with their deviation."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from manyheads.report.collect import Finished
+from manyheads.report.numbers import curve
+from manyheads.report.pictures import Axis, Line
+from manyheads.studies.results import Results
+
+ROUND = Axis("round", lambda value: f"round {value:g}", whole=True)
+TIME = Axis("simulated seconds", lambda value: f"{value:.3g} s")
+ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", factor=100)
+
+
+def along(label: str, colour: int, runs: Sequence[Finished], x: str, y: str) -> list[Line]:
+    """A metric along the rounds of some runs: one line, or none where nothing is recorded."""
+    found = curve(runs, x, y) if runs else None
+    return [] if found is None else [Line(label, colour, found.x, found.y, found.deviation)]
+
+
+def across(label: str, colour: int, results: Results, key: str, metric: str, **place: Any) -> list[Line]:
+    """A metric after the last round against a part of the place: one line, or none where nothing is recorded."""
+    found = {value: results.stat(metric, **{key: value}, **place) for value in results.values(key)}
+    there = [(value, stat) for value, stat in found.items() if stat is not None]
+    if not there:
+        return []
+    y = np.array([stat.mean for _, stat in there])
+    return [
+        Line(
+            label,
+            colour,
+            np.array([value for value, _ in there], float),
+            y,
+            np.array([s.deviation or 0.0 for _, s in there]),
+        )
+    ]

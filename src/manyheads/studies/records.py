@@ -1,0 +1,169 @@
+"""Records: what is kept of a study's runs, small enough to be committed. Weights stay where the runs were made.
+
+A record is a run directory without its weights: ``experiment.json``, ``metrics.jsonl``, the last line of
+``workers.jsonl``, ``sizes.json`` (train and test samples of every worker) and ``summary.json``, so that ``manyheads
+report`` reads it as well.
+"""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+from safetensors import safe_open
+
+from manyheads.errors import UserError
+from manyheads.files import disk_errors, replacing, to_json, write_atomically
+from manyheads.report.collect import Finished, find_runs
+from manyheads.store import Run
+from manyheads.studies.trial import Trial
+
+FOLDER = "records"
+_EXPERIMENT, _METRICS, _WORKERS, _SUMMARY = "experiment.json", "metrics.jsonl", "workers.jsonl", "summary.json"
+_SIZES, _SIMILARITY = "sizes.json", "similarity.safetensors"
+_FILES = (_EXPERIMENT, _METRICS, _WORKERS, _SIZES, _SIMILARITY, _SUMMARY)
+"""The summary last: it makes a record whole."""
+
+_MOST_LINES = 200
+"""Evaluated rounds that are kept of a run."""
+_DIGITS = 6
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+_MOST_BYTES = 1 << 24
+"""Of one file in an archive."""
+
+
+class Records:
+    """The records in a folder of results."""
+
+    def __init__(self, results: Path) -> None:
+        self.folder = results / FOLDER
+
+    def path(self, trial: Trial) -> Path:
+        return self.folder / trial.name
+
+    def have(self, trial: Trial) -> bool:
+        """Whether a trial's run is recorded with all that the trial wants to see of it."""
+        path = self.path(trial)
+        if not (path / _SUMMARY).exists():
+            return False
+        summary, stored = Run.open(path).summary(), _read(path / _EXPERIMENT)
+        if summary is None or stored is None or not trial.fits(stored):
+            return False
+        rounds = summary["rounds"]
+        evaluated = summary.get("evaluated_rounds", 0)
+        return (
+            (trial.new is not None or evaluated >= rounds // trial.every)
+            and (not trial.theory or "mean_theory_m" in summary)
+            and (not trial.similarity or (path / _SIMILARITY).exists())
+        )
+
+    def read(self, trial: Trial) -> Finished | None:
+        """A trial's recorded run; None: it is not recorded."""
+        if not self.have(trial):
+            return None
+        (found,) = find_runs(self.path(trial)).runs
+        return found
+
+    def keep(self, directory: Path, trial: Trial) -> Path:
+        """Record a finished run directory."""
+        run, target = Run.open(directory), self.path(trial)
+        metrics, workers, summary = run.metrics(), run.workers(), run.summary()
+        assert summary is not None, "only finished runs are recorded"
+        with disk_errors(target):
+            target.mkdir(parents=True, exist_ok=True)
+            (target / _SUMMARY).unlink(missing_ok=True)
+        files = {
+            _EXPERIMENT: (directory / _EXPERIMENT).read_bytes(),
+            _METRICS: _lines(_thinned(metrics)),
+            _WORKERS: _lines(workers[-1:]),
+            _SIZES: _lines([_sizes(directory / "partition.safetensors")]),
+            _SUMMARY: _lines([{**summary, "evaluated_rounds": len(metrics), **_means(metrics)}]),
+        }
+        if trial.similarity:
+            files[_SIMILARITY] = (directory / _SIMILARITY).read_bytes()
+        for name in _FILES:
+            if name in files:
+                write_atomically(target / name, files[name])
+        return target
+
+    def pack(self, archive: Path, trials: Iterable[Trial]) -> None:
+        """Write some records into one zip file, whole or not at all."""
+        with disk_errors(archive):
+            archive.parent.mkdir(parents=True, exist_ok=True)
+            with replacing(archive) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
+                for trial in trials:
+                    for path in sorted(self.path(trial).iterdir()):
+                        if path.name in _FILES:
+                            packed.write(path, f"{trial.name}/{path.name}")
+
+    def unpack(self, archive: Path) -> list[str]:
+        """Take the records of a zip file over; gives their names."""
+        found: dict[str, dict[str, bytes]] = {}
+        try:
+            with zipfile.ZipFile(archive) as packed:
+                for info in packed.infolist():
+                    path = PurePosixPath(info.filename)
+                    if len(path.parts) != 2 or path.name not in _FILES or not _NAME.fullmatch(path.parts[0]):
+                        raise UserError(f"{archive} holds {info.filename}, which is no part of a record.")
+                    if info.file_size > _MOST_BYTES:
+                        raise UserError(f"{archive}: {info.filename} is too large for a record.")
+                    found.setdefault(path.parts[0], {})[path.name] = packed.read(info)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"{archive} cannot be read ({error}): give an archive that manyheads study wrote."
+            ) from None
+        for name, files in found.items():
+            if _SUMMARY not in files:
+                raise UserError(f"{archive}: {name} has no {_SUMMARY}: give an archive that manyheads study wrote.")
+            with disk_errors(self.folder / name):
+                (self.folder / name).mkdir(parents=True, exist_ok=True)
+            for file in _FILES:
+                if file in files:
+                    write_atomically(self.folder / name / file, files[file])
+        return sorted(found)
+
+
+def sizes(run: Finished) -> dict[str, list[int]]:
+    """Samples of every worker in a recorded run: ``train`` and ``test``."""
+    return json.loads((run.path / _SIZES).read_bytes())
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The object in a file; None: it is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        return None
+
+
+def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """At most so many rounds, evenly, the last one among them."""
+    step = -(-len(rows) // _MOST_LINES)
+    return [row for place, row in enumerate(rows) if (len(rows) - 1 - place) % step == 0]
+
+
+def _means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Means of the terms of M(k) over all rounds in which they were measured: thinned rows no longer give them."""
+    names = sorted({name for row in rows for name in row if name.startswith("theory_")})
+    return {f"mean_{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
+
+
+def _sizes(partition: Path) -> dict[str, list[int]]:
+    with safe_open(partition, "np") as file:
+        return {part: np.diff(file.get_tensor(f"{part}.offsets")).tolist() for part in ("train", "test")}
+
+
+def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
+    return "".join(to_json(_rounded(row)) + "\n" for row in rows).encode()
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers with as many digits as anybody reads."""
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list) else value

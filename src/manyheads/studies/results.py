@@ -1,0 +1,135 @@
+"""What a study has to report on: its trials, those of them that are recorded, and the files it writes."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from manyheads.algorithms import REGISTRY
+from manyheads.files import disk_errors, write_atomically
+from manyheads.report.collect import Finished
+from manyheads.report.numbers import Stat, at_end, number
+from manyheads.report.pictures import Picture
+from manyheads.studies.published import DATA, STAND_IN
+from manyheads.studies.records import Records
+from manyheads.studies.trial import Trial
+from manyheads.terminal import human_seconds
+
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Report:
+    """A study's outcome: a page in Markdown, and the files beside it."""
+
+    name: str
+    """The study's."""
+    title: str
+    parts: list[str] = field(default_factory=list)
+    """Paragraphs and tables."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    """File name -> content."""
+
+    def add_table(self, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A table in the page."""
+        lines = [header, ["---"] * len(header), *rows]
+        self.parts.append("\n".join(f"| {' | '.join(cells)} |" for cells in lines))
+
+    def add_csv(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        """Numbers to compute with."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows([_plain(value) for value in row] for row in rows)
+        self.files[f"{self.name}.csv"] = text.getvalue().encode()
+
+    def add_picture(self, picture: Picture) -> None:
+        """A picture in the page."""
+        name = f"{self.name}-{picture.name}"
+        self.files.update({f"{name}.svg": picture.svg, f"{name}.png": picture.png})
+        self.parts.append(f"![{picture.alt}]({name}.svg)")
+
+    def write(self, folder: Path) -> Path:
+        """Write ``NAME.md`` and the files beside it; gives the page."""
+        page = folder / f"{self.name}.md"
+        with disk_errors(page):
+            folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            write_atomically(folder / name, content)
+        write_atomically(page, ("\n\n".join([f"# {self.title}", *self.parts]) + "\n").encode())
+        return page
+
+
+class Results:
+    """The recorded runs of a study, found by their places."""
+
+    def __init__(self, trials: Sequence[Trial], records: Records) -> None:
+        self.trials = trials
+        self._records = records
+
+    @cached_property
+    def recorded(self) -> list[tuple[Trial, Finished]]:
+        pairs = ((trial, self._records.read(trial)) for trial in self.trials)
+        return [(trial, run) for trial, run in pairs if run is not None]
+
+    def runs(self, **place: Any) -> list[Finished]:
+        """The runs at a place, one for each seed."""
+        return [run for trial, run in self.recorded if place.items() <= trial.place.items()]
+
+    def stat(self, metric: str, **place: Any) -> Stat | None:
+        """A metric after the last round, over seeds; None: no such run is recorded."""
+        return at_end(self.runs(**place), metric)
+
+    def floor(self, **place: Any) -> Stat | None:
+        """The majority floor, over seeds: it belongs to data and seed, whatever ran on them."""
+        return at_end({run.seed: run for run in self.runs(**place)}.values(), "majority_floor")
+
+    def values(self, key: str) -> list[Any]:
+        """The different values of a part of the place, in the grid's order."""
+        return list(dict.fromkeys(trial.place[key] for trial in self.trials if key in trial.place))
+
+    def about(self) -> str:
+        """What was run, where, and how long it took, in a paragraph."""
+        runs = [run for _, run in self.recorded]
+        said = [f"{len(runs)} of {len(self.trials)} runs are recorded."]
+        if runs:
+            machines = sorted({_machine(run) for run in runs})
+            seconds = sum(number(run.summary.get("seconds")) or 0.0 for run in runs)
+            said.append(f"Computed on {'; '.join(machines)}: {human_seconds(seconds)} in all.")
+        if any(trial.data in DATA.values() for trial in self.trials):
+            said.append(STAND_IN)
+        return " ".join(said)
+
+
+def title(algorithm: str) -> str:
+    """An algorithm's name as the paper writes it."""
+    return REGISTRY[algorithm].title
+
+
+def percent(stat: Stat | None) -> str:
+    """An accuracy over seeds, in percent."""
+    if stat is None:
+        return NOTHING
+    deviation = f" ± {100 * stat.deviation:.1f}" if stat.deviation is not None else ""
+    return f"{100 * stat.mean:.1f}{deviation}"
+
+
+def points(value: float) -> str:
+    """A difference in points of a percentage, with its sign."""
+    # Adding zero turns what rounds to -0.0 into 0.0.
+    return f"{round(value, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def _machine(run: Finished) -> str:
+    runtime = run.summary.get("runtime", {})
+    device, torch = runtime.get("device", "an unknown device"), runtime.get("torch", "?")
+    return f"{device} ({run.options.get('precision')}, engine {runtime.get('engine', '?')}, torch {torch})"
+
+
+def _plain(value: Any) -> Any:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -1,0 +1,177 @@
+"""Runs a study's trials one after another, keeps their records, and stops in time."""
+
+import gc
+import shutil
+import time
+import traceback
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from manyheads.compare import Job, News, run_jobs
+from manyheads.errors import UserError
+from manyheads.experiment import Runtime
+from manyheads.join import join
+from manyheads.rounds import run
+from manyheads.session import open_session, pick_device
+from manyheads.store import Run, RunDirectory
+from manyheads.studies.records import Records
+from manyheads.studies.trial import Trial
+
+_FIRST_ROUNDS = 3
+"""Rounds before a run's pace is known: the first ones compile and warm up."""
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where runs are made and what is kept of them."""
+
+    records: Records
+    work: Path
+    """Where run directories with their weights lie until they are recorded."""
+    runtime: Runtime
+    checkpoints: bool = True
+    """Whether weights go to disk, so that a stopped run goes on where it stopped. New workers need them in any case."""
+    kept: Callable[[Trial], None] = lambda trial: None
+    """Told of every trial whose record has just been made."""
+
+    def path(self, trial: Trial) -> Path:
+        """Where a trial's run directory lies; one that looks at its run more often has another."""
+        return self.work / f"{trial.name}-{trial.experiment.run_id}-every{trial.every}"
+
+    def run(self, trials: Sequence[Trial], seconds: float | None = None) -> Generator[News]:
+        """Run trials in their order.
+
+        With ``seconds``, runs are left that cannot end in time, by their own pace or by that of others like them.
+        """
+        deadline = float("inf") if seconds is None else time.monotonic() + seconds
+        takes: dict[tuple[str, str], float] = {}
+        for number, trial in enumerate(trials):
+            kind, began = (trial.data, trial.experiment.algorithm.name), time.monotonic()
+            if began >= deadline:
+                return
+            if began + takes.get(kind, 0.0) > deadline:
+                continue
+            if self.records.have(trial):
+                # New workers have left the record of the run that they build on.
+                yield News(number, "finished", trial.rounds)
+                continue
+            pace = _Pace(trial.rounds)
+            with closing(self._one(trial)) as news:
+                for item in news:
+                    yield replace(item, job=number)
+                    if item.state == "running" and (end := pace.end(item.round)) > deadline:
+                        takes[kind] = end - began
+                        break
+                else:
+                    takes[kind] = time.monotonic() - began
+            needed = {later.source.name for later in trials[number + 1 :] if later.new is not None}
+            self._clear(trial, needed)
+
+    def _one(self, trial: Trial) -> Generator[News]:
+        """One run and its end; what keeps it from its end is said in the last news."""
+        _free_memory(pick_device(self.runtime.device))
+        runtime = trial.runtime(self.runtime)
+        try:
+            if trial.new is not None:
+                yield from self._new_workers(trial, runtime)
+            elif self.checkpoints or trial.similarity:
+                yield from self._with_weights(trial, runtime)
+            else:
+                yield from self._without_weights(trial, runtime)
+        except UserError as error:
+            yield News(0, "failed", error=str(error))
+        except torch.OutOfMemoryError:
+            yield News(0, "failed", error="the device's memory does not hold it.")
+        except Exception as error:
+            # Whatever is wrong with one run, the hours of the others must not be lost to it.
+            traceback.print_exc()
+            yield News(0, "failed", error=f"{type(error).__name__}, as shown above.")
+
+    def _with_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
+        """A run in a directory of its own, from where that stops."""
+        for news in run_jobs([Job(trial.experiment, self.path(trial), trial.name)], runtime):
+            if news.state == "finished" and not self.records.have(trial):
+                self._keep(self.path(trial), trial)
+            yield news
+
+    def _new_workers(self, trial: Trial, runtime: Runtime) -> Generator[News]:
+        """The run whose representation they use, unless it is there, and then theirs."""
+        assert trial.new is not None
+        source = trial.source
+        for news in self._with_weights(source, runtime):
+            if news.state == "failed":
+                yield news
+                return
+            yield replace(news, state="running")
+        session = join(Run.open(self.path(source)), trial.new, replace(runtime, out=self.path(trial)))
+        for step in run(session):
+            yield News(0, "running", source.rounds + step.round, step.record)
+        self._keep(self.path(trial), trial)
+        yield News(0, "finished", trial.rounds)
+
+    def _without_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
+        """A run of which only numbers reach the disk."""
+        session = open_session(trial.experiment, replace(runtime, out=None))
+        # Beside the one with weights that new workers would look for.
+        path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
+        directory = RunDirectory.open(path, session.experiment, resume=False)
+        record = None
+        with directory.lock():
+            directory.cut_back(0)
+            session.everyone.save(directory.path / "partition.safetensors")
+            for step in run(session):
+                if step.record is not None:
+                    record = step.record
+                    directory.append(record)
+                yield News(0, "running", step.round, step.record)
+            assert record is not None, "the last round is evaluated"
+            directory.finish(record, {"notes": session.notes, "runtime": session.describe_runtime()})
+            self._keep(path, trial)
+        shutil.rmtree(path)
+        yield News(0, "finished", trial.rounds)
+
+    def _keep(self, directory: Path, trial: Trial) -> None:
+        self.records.keep(directory, trial)
+        self.kept(trial)
+
+    def _clear(self, trial: Trial, needed: set[str]) -> None:
+        """Remove the run directories that no later trial needs: of each the record is there."""
+        for one in (trial, trial.source):
+            if one.name not in needed and self.records.have(one):
+                shutil.rmtree(self.path(one), ignore_errors=True)
+
+
+class _Pace:
+    """When a run will end, by the rounds it has made here."""
+
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.first: tuple[int, float] | None = None
+
+    def end(self, round: int) -> float:
+        """The monotonic time of its end; minus infinity while that is not known, or not worth asking any more."""
+        now = time.monotonic()
+        if self.first is None:
+            self.first = (round, now)
+        since, began = self.first
+        if round - since < _FIRST_ROUNDS or 2 * round > self.rounds:
+            return float("-inf")
+        return now + (self.rounds - round) * (now - began) / (round - since)
+
+
+def as_jobs(trials: Sequence[Trial]) -> list[Job]:
+    """The trials as what shows progress knows them."""
+    return [Job(replace(trial.experiment, rounds=trial.rounds), Path(trial.name), trial.name) for trial in trials]
+
+
+def _free_memory(device: torch.device) -> None:
+    """Give the device back what earlier runs held: engines plan with the memory that is free."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.init()  # before which there is nothing to reset, and torch fails
+        torch.cuda.reset_peak_memory_stats(device)

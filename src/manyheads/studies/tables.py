@@ -1,0 +1,162 @@
+"""Tables 1 to 4: accuracy by data, heterogeneity, graph and algorithm; of the workers that trained, and of new ones.
+
+Tables 1 and 3 score the 128 workers. Tables 2 and 4 train them on ``dirichlet:0.3`` and score 64 new workers, who take
+the learned representation as it is and train heads of their own for ten passes; the table's parameter is that of the
+new workers' split. Algorithms with a server stand under ``ring``, as in the paper.
+"""
+
+from collections.abc import Iterable
+from functools import partial
+from itertools import combinations, groupby
+from typing import Any, NamedTuple
+
+from manyheads.join import NewWorkers
+from manyheads.report.numbers import Stat
+from manyheads.studies.published import Cell, accuracies, data_title
+from manyheads.studies.results import Report, Results, percent, points, title
+from manyheads.studies.study import Study
+from manyheads.studies.trial import Size, Trial, joined
+
+_LEARNED_ON = 0.3
+"""The Dirichlet parameter of the workers whose representation new ones take."""
+
+_QUICK_FOR = "cifar10"
+"""The data set whose cells are run small."""
+
+
+class _Place(NamedTuple):
+    """Where a number stands."""
+
+    data: str
+    dirichlet: float
+    graph: str
+    algorithm: str
+
+
+def _grid(table: int, size: Size) -> list[Trial]:
+    places = [_Place(cell.data, cell.dirichlet, cell.graph, cell.algorithm) for cell in accuracies(table)]
+    if table == 3:
+        # The paper has no numbers for it; they say what sharing anything is worth.
+        places += [_Place(*row, "ring", "local") for row in dict.fromkeys(place[:2] for place in places)]
+    if size.quick:
+        places = [place for place in places if place.data == _QUICK_FOR]
+    make = _new_workers if table in (2, 4) else _workers
+    trials = [make(place, seed, size) for place in places for seed in size.seeds]
+    # New workers on one run come one after another: its weights are kept for as long as that takes.
+    order: dict[str, int] = {}
+    for trial in trials:
+        order.setdefault(trial.source.name, len(order))
+    return sorted(trials, key=lambda trial: order[trial.source.name])
+
+
+def _workers(place: _Place, seed: int, size: Size) -> Trial:
+    (data,) = size.data(place.data)
+    return size.trial(place.algorithm, data, place.dirichlet, graph=place.graph, seed=seed)
+
+
+def _new_workers(place: _Place, seed: int, size: Size) -> Trial:
+    new = NewWorkers(workers=size.new_workers, split=f"dirichlet:{place.dirichlet}")
+    return joined(_workers(place._replace(dirichlet=_LEARNED_ON), seed, size), new, dirichlet=place.dirichlet)
+
+
+def _report(table: int, results: Results, report: Report) -> None:
+    paper = {_Place(cell.data, cell.dirichlet, cell.graph, cell.algorithm): cell for cell in accuracies(table)}
+    report.parts.append(
+        "Each cell: accuracy in percent, the mean over workers and then over seeds (± deviation over seeds); below it "
+        "the paper's number and how far ours is from it. **Bold**: our best on that graph. *Floor*: what naming each "
+        "worker's most frequent class scores."
+    )
+    asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
+    rows = list(dict.fromkeys((place.data, place.dirichlet) for place in asked))
+    columns = list(dict.fromkeys((place.graph, place.algorithm) for place in asked))
+    header = ["data", "Dirichlet", "floor", *(f"{graph}: {title(algorithm)}" for graph, algorithm in columns)]
+    lines, ours = [], {place: _ours(place, results) for place in asked}
+    for data, dirichlet in rows:
+        floor = results.floor(data=data, dirichlet=dirichlet)
+        here = [_Place(data, dirichlet, *column) for column in columns]
+        texts = [_text(place, ours, paper.get(place)) for place in here]
+        lines.append([data_title(data), f"{dirichlet:g}", percent(floor), *texts])
+    report.add_table(header, lines)
+    header = [
+        *_Place._fields,
+        "paper",
+        "paper_std",
+        "ours",
+        "ours_std",
+        "seeds",
+        "difference",
+        "floor",
+        "before_mixing",
+    ]
+    report.add_csv(header, [_numbers(place, ours[place], paper.get(place), results) for place in ours])
+    _compare_order(report, {place: stat for place, stat in ours.items() if stat is not None}, paper)
+
+
+def _ours(place: _Place, results: Results) -> Stat | None:
+    return results.stat("accuracy_mean", **place._asdict())
+
+
+def _text(place: _Place, ours: dict[_Place, Stat | None], paper: Cell | None) -> str:
+    """A cell of the page."""
+    found = ours[place]
+    text = percent(found)
+    rivals = [stat.mean for other, stat in ours.items() if stat is not None and other[:3] == place[:3]]
+    if found is not None and len(rivals) > 1 and found.mean == max(rivals):
+        text = f"**{text}**"
+    if paper is not None:
+        gap = "" if found is None else f", {points(100 * found.mean - paper.accuracy)}"
+        text += f"<br>{paper.accuracy:.1f}{gap}"
+    return text
+
+
+def _numbers(place: _Place, ours: Stat | None, paper: Cell | None, results: Results) -> list[Any]:
+    """A line of the CSV file, in percent."""
+    theirs = [None, None] if paper is None else [paper.accuracy, paper.std]
+    if ours is None:
+        return [*place, *theirs, None, None, 0, None, None, None]
+    others = [results.stat(metric, **place._asdict()) for metric in ("majority_floor", "accuracy_before_mixing")]
+    return [
+        *place,
+        *theirs,
+        100 * ours.mean,
+        None if ours.deviation is None else 100 * ours.deviation,
+        ours.count,
+        None if paper is None else 100 * ours.mean - paper.accuracy,
+        *(None if stat is None else 100 * stat.mean for stat in others),
+    ]
+
+
+def _compare_order(report: Report, ours: dict[_Place, Stat], paper: dict[_Place, Cell]) -> None:
+    """Which of two methods is ahead: where our answer and the paper's agree, and where not."""
+    agreed, against = 0, []
+    both = sorted(ours.keys() & paper.keys())
+    for (data, dirichlet, graph), here in groupby(both, key=lambda place: place[:3]):
+        for one, other in combinations(here, 2):
+            gap = 100 * (ours[one].mean - ours[other].mean)
+            theirs = paper[one].accuracy - paper[other].accuracy
+            if gap * theirs > 0:
+                agreed += 1
+            else:
+                methods = f"{title(one.algorithm)} over {title(other.algorithm)}"
+                where = f"{data_title(data)}, {dirichlet:g}, {graph}"
+                against.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
+    if agreed or against:
+        report.parts.extend(["## Order of the methods", _said(agreed, against)])
+
+
+def _said(agreed: int, against: Iterable[str]) -> str:
+    lines = list(against)
+    said = f"Of {agreed + len(lines)} pairs of methods {agreed} stand in the paper's order."
+    return "\n".join([said, *(["", "The others:", "", *lines] if lines else [])])
+
+
+_TITLES = {
+    1: "Table 1: accuracy by data, heterogeneity and graph",
+    2: "Table 2: accuracy of new workers, by graph",
+    3: "Table 3: accuracy on a ring, all algorithms",
+    4: "Table 4: accuracy of new workers on what was learned on a ring, all algorithms",
+}
+
+STUDIES = tuple(
+    Study(f"table{table}", text, partial(_grid, table), partial(_report, table)) for table, text in _TITLES.items()
+)

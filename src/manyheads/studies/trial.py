@@ -1,0 +1,237 @@
+"""A trial: one run that a study needs, what it computes and where it stands in the study's table."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+
+from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.data import Dataset
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Precision, Runtime, option_defaults
+from manyheads.join import NewWorkers
+from manyheads.session import resolve
+
+SEEDS = (1, 12, 123, 1234)
+"""The paper's."""
+
+GRAPHS = {"ring": "ring", "random": "random:0.25", "full": "full"}
+"""The paper's graphs as we spell them."""
+
+_IN_EVERY_NAME = ("data", "algorithm", "split", "graph", "workers", "seed")
+_NOT_IN_NAMES = {*_IN_EVERY_NAME, "validation"}
+
+_ANY_SAMPLE = Dataset("", torch.zeros(1, 1), torch.zeros(1).long(), torch.zeros(1, 1), torch.zeros(1).long(), 1)
+"""Named data sets have recipes by name: an experiment on them is made complete without reading them."""
+
+_NOT_COMPARED = {"precision", "step_seconds"}
+"""What a record need not share with its trial: how exactly it was computed, and what the simulated clock counts."""
+
+_NOT_OF_NEW_WORKERS = {"algorithm", "seed", "decay", "schedule", "graph", "weights", "redraw"}
+"""What new workers do not take over from the run whose representation they use."""
+
+
+@dataclass(frozen=True, eq=False)
+class Trial:
+    """One run. With ``new`` it is that of new workers who use what the experiment has learned."""
+
+    experiment: Experiment
+    """Complete."""
+    place: Mapping[str, Any]
+    """Where the run stands: data, dirichlet, graph, algorithm, workers, seed and what else the study varies."""
+    new: NewWorkers | None = None
+    every: int = 10
+    """Rounds between evaluations."""
+    theory: bool = False
+    """Whether the terms of M(k) are measured with each evaluation."""
+    similarity: bool = False
+    """Whether the similarities between workers are kept."""
+    label: str = ""
+    """Its name, where one made of its options would be too long."""
+
+    @property
+    def data(self) -> str:
+        data = self.experiment.data
+        return data if isinstance(data, str) else data.name
+
+    @property
+    def rounds(self) -> int:
+        """Rounds until the end; passes of new workers come after those of the run they build on."""
+        assert self.experiment.rounds is not None, "a trial's experiment is complete"
+        return self.experiment.rounds + (self.new.head_epochs if self.new else 0)
+
+    @cached_property
+    def source(self) -> "Trial":
+        """The run whose representation new workers use; without new workers the trial itself."""
+        if self.new is None:
+            return self
+        return replace(self, new=None)
+
+    @cached_property
+    def name(self) -> str:
+        """What its record is called: in words, so that it outlives new options of the program."""
+        if self.label:
+            return self.label
+        experiment = self.experiment
+        parts = [self.data, experiment.algorithm.name, experiment.split, experiment.graph, str(experiment.workers)]
+        parts += [f"{name}{value}" for name, value in self._changes()]
+        parts.append(f"seed{experiment.seed}")
+        if self.new is not None:
+            parts.append(f"new{self.new.workers}-{self.new.split}")
+        return "-".join(re.sub(r"[^A-Za-z0-9.-]", "", part.replace("_", "-")) for part in parts)
+
+    def runtime(self, base: Runtime) -> Runtime:
+        """Where and how it runs."""
+        return replace(base, eval_every=self.every, theory_every=self.every if self.theory else 0)
+
+    def fits(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a stored experiment.json is of this trial. Options that are newer than the file are not looked at."""
+        wanted = _options(self.experiment)
+        if self.new is not None:
+            new = {"workers": self.new.workers, "split": self.new.split, "rounds": self.new.head_epochs}
+            own = {*option_defaults(type(self.experiment.algorithm)), *_NOT_OF_NEW_WORKERS}
+            wanted = {name: value for name, value in wanted.items() if name not in own} | new
+        found = _flat(stored)
+        return all(found[name] == value for name, value in wanted.items() if name in found)
+
+    def _changes(self) -> Iterable[tuple[str, Any]]:
+        """The options in which the experiment differs from what its data set's recipe and its algorithm say."""
+        plain = _plain_options(type(self.experiment.algorithm), self.experiment.data)
+        for name, value in sorted(_options(self.experiment).items()):
+            if name not in _NOT_IN_NAMES and plain[name] != value:
+                yield name, value
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large studies are: as in the paper, or small enough for two cores and a minute."""
+
+    workers: int = 128
+    new_workers: int = 64
+    rounds: int = 100
+    every: int = 10
+    seeds: tuple[int, ...] = SEEDS
+    stand_in: str | None = None
+    """The data set that takes the place of all others."""
+    precision: Precision = "float32"
+
+    @property
+    def quick(self) -> bool:
+        return self.stand_in is not None
+
+    def data(self, *names: str) -> tuple[str, ...]:
+        """The data sets to use for some."""
+        return names if self.stand_in is None else (self.stand_in,)
+
+    def trial(
+        self,
+        algorithm: Algorithm | str,
+        data: str,
+        dirichlet: float | str,
+        *,
+        seed: int,
+        graph: str = "ring",
+        workers: int | None = None,
+        rounds: int | None = None,
+        place: Mapping[str, Any] | None = None,
+        every: int | None = None,
+        theory: bool = False,
+        similarity: bool = False,
+        **changes: Any,
+    ) -> Trial:
+        """One run with the paper's settings but for ``changes``; ``graph`` is ring, random or full."""
+        chosen = REGISTRY[algorithm]() if isinstance(algorithm, str) else algorithm
+        experiment = Experiment(
+            algorithm=chosen,
+            data=data,
+            workers=workers or self.workers,
+            split=f"dirichlet:{dirichlet}",
+            graph=GRAPHS[graph],
+            rounds=rounds or self.rounds,
+            seed=seed,
+            validation=0.0,
+            precision=self.precision,
+            **changes,
+        )
+        where = {
+            "data": data,
+            "dirichlet": dirichlet,
+            "graph": graph,
+            "algorithm": chosen.name,
+            "workers": experiment.workers,
+            "seed": seed,
+        }
+        return Trial(
+            complete(experiment),
+            {**where, **(place or {})},
+            every=min(every or self.every, experiment.rounds or 1),
+            theory=theory,
+            similarity=similarity,
+        )
+
+
+PAPER = Size()
+QUICK = Size(workers=8, new_workers=4, rounds=4, every=2, seeds=(1,), stand_in="digits")
+
+
+def complete(experiment: Experiment) -> Experiment:
+    """The experiment with nothing left open, without reading a data set that has a name."""
+    return resolve(experiment, experiment.data if isinstance(experiment.data, Dataset) else _ANY_SAMPLE)
+
+
+def joined(trial: Trial, new: NewWorkers, **place: Any) -> Trial:
+    """New workers on what a trial's run has learned."""
+    return replace(trial, new=new, place={**trial.place, **place})
+
+
+def only(trials: Iterable[Trial], conditions: Iterable[str]) -> list[Trial]:
+    """The trials that conditions such as ``algorithm=deprl,d-psgd`` allow."""
+    kept = list(trials)
+    known = sorted({key for trial in kept for key in trial.place})
+    for condition in conditions:
+        key, equals, values = condition.partition("=")
+        if not equals or key not in known:
+            raise UserError(f"--only {condition} names nothing here: give one of {', '.join(known)}, as in seed=1.")
+        allowed = sorted({str(trial.place[key]) for trial in kept if key in trial.place})
+        wanted = values.split(",")
+        for value in wanted:
+            if value not in allowed:
+                raise UserError(f"--only {condition}: {key} {value} is not among {', '.join(allowed) or 'the rest'}.")
+        kept = [trial for trial in kept if str(trial.place.get(key)) in wanted]
+    return kept
+
+
+def without_repeats(trials: Iterable[Trial]) -> list[Trial]:
+    """Every run once, with all that any of its trials wants to see of it."""
+    found: dict[str, Trial] = {}
+    for trial in trials:
+        first = found.get(trial.name, trial)
+        found[trial.name] = replace(
+            first,
+            every=min(first.every, trial.every),
+            theory=first.theory or trial.theory,
+            similarity=first.similarity or trial.similarity,
+        )
+    return list(found.values())
+
+
+@cache
+def _plain_options(kind: Any, data: str | Dataset) -> dict[str, Any]:
+    """The options of an experiment of which only algorithm and data are said."""
+    return _options(complete(Experiment(algorithm=kind(), data=data)))
+
+
+def _options(experiment: Experiment) -> dict[str, Any]:
+    """Every option that is a word or a number, the algorithm by its name and its own ones."""
+    return _flat(experiment.describe())
+
+
+def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(description)
+    own = dict(values.pop("algorithm"))
+    flat = {"algorithm": own.pop("name"), **own, **values}
+    # Arrays and functions are described by what they are, which another machine may round or name another way.
+    return {name: value for name, value in flat.items() if name not in _NOT_COMPARED and not isinstance(value, dict)}

@@ -1,0 +1,52 @@
+"""Other readings: what is counted anew comes from the same records, and what moved is said."""
+
+import csv
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from manyheads.studies import get_study
+from manyheads.studies.records import Records
+from manyheads.studies.trial import PAPER
+
+SIZE = replace(PAPER, seeds=(1,))
+
+
+def test_readings_are_other_experiments_on_the_same_cells() -> None:
+    trials = get_study("ambiguities").grid(SIZE)
+    base = {t.name for t in trials if t.place["reading"] == "as read"}
+    others = {t.name for t in trials} - base
+    assert (len(base), len(others)) == (10, 16)
+    # What is read as everywhere else is what table 3 runs.
+    assert base <= {trial.name for trial in get_study("table3").grid(SIZE)}
+    assert {t.experiment.head for t in trials if "classifier" in t.place["reading"]} == {"fc9"}
+    uncapped = {t.experiment.split for t in trials if "cap" in t.place["reading"]}
+    assert uncapped == {"dirichlet:0.1:uncapped", "dirichlet:0.5:uncapped"}
+
+
+def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    for trial in get_study("ambiguities").grid(SIZE):
+        records_lab.write(records, trial, 0.6 if "classifier" in trial.place["reading"] else 0.7)
+        path = records.path(trial) / "workers.jsonl"
+        # The first worker, which has 5 test samples, gets nothing right.
+        path.write_text(path.read_text().replace("[0.7,", "[0.0,"))
+    get_study("ambiguities").write(SIZE, records, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "ambiguities.csv").read_text().splitlines()))
+
+    def row(reading: str, algorithm: str = "deprl") -> dict[str, str]:
+        (found,) = (
+            r
+            for r in rows
+            if (r["dirichlet"], r["algorithm"]) == ("0.1", algorithm) and r["reading"].startswith(reading)
+        )
+        return found
+
+    assert (row("as read")["ours"], row("as read")["moved"], row("as read")["paper"]) == ("70", "", "89.57")
+    assert float(row("the head is")["moved"]) == pytest.approx(-10)
+    assert float(row("without workers of at most 10")["ours"]) == pytest.approx(70)
+    assert float(row("mean weighted")["ours"]) == pytest.approx(70 * 127 * 20 / (127 * 20 + 5), abs=1e-3)
+    assert float(row("scored before mixing", "d-psgd")["moved"]) == pytest.approx(1)
+    assert float(row("best evaluated round")["moved"]) == pytest.approx(0, abs=0.1)

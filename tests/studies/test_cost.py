@@ -1,0 +1,66 @@
+"""Estimates: more work takes longer, records are believed first, and the tables they are made of are right."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from manyheads.algorithms import DePRL
+from manyheads.data import load
+from manyheads.models import build
+from manyheads.studies.cost import PARAMETERS, SAMPLES, Costs, total
+from manyheads.studies.records import Records
+from manyheads.studies.tables import STUDIES
+from manyheads.studies.trial import PAPER
+
+SHAPES = {
+    "mlp:256": ((1, 8, 8), 10),
+    "dnn": ((900,), 6),
+    "vgg11": ((3, 32, 32), 10),
+    "resnet18": ((3, 32, 32), 100),
+    "alexnet": ((1, 32, 32), 10),
+}
+
+
+@pytest.mark.parametrize("net", PARAMETERS)
+def test_sizes_of_nets(net: str) -> None:
+    shape, outputs = SHAPES[net]
+    assert sum(p.numel() for p in build(net, shape, outputs).parameters()) == PARAMETERS[net]
+
+
+def test_sizes_of_data() -> None:
+    digits = load("digits")
+    assert SAMPLES["digits"] == (len(digits.x_train), len(digits.x_test))
+
+
+def test_more_work_takes_longer(tmp_path: Path) -> None:
+    costs = Costs(tmp_path, "cpu")
+
+    def seconds(algorithm: str | DePRL = "deprl", **changes: object) -> float:
+        trial = PAPER.trial(algorithm, "cifar10", 0.1, seed=1, **changes)  # pyright: ignore[reportArgumentType]
+        return costs(trial).seconds
+
+    assert seconds() < seconds("d-psgd") < seconds("ditto")
+    assert seconds() < seconds(DePRL(head_epochs=5))
+    assert seconds(every=10) < seconds(every=1) < seconds(every=1, theory=True)
+    assert seconds(DePRL(head_steps=2, body_steps=1)) < seconds()
+    assert seconds(rounds=50) == pytest.approx(seconds() / 2)
+
+
+def test_records_are_believed(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    made, other = (PAPER.trial("deprl", "cifar10", 0.1, seed=seed) for seed in (1, 12))
+    records_lab.write(records, made, seconds=300.0)
+    on_cpu, on_gpu = Costs(records.folder, "cpu")(other), Costs(records.folder, "cuda")(other)
+    assert (on_cpu.seconds, on_cpu.measured) == (300.0, True)
+    assert not on_gpu.measured
+    both = total([on_cpu, on_gpu])
+    assert both.seconds == on_cpu.seconds + on_gpu.seconds
+    assert not both.measured
+
+
+def test_every_trial_of_the_tables_has_an_estimate(tmp_path: Path) -> None:
+    costs, size = Costs(tmp_path, "cuda"), replace(PAPER, seeds=(1,))
+    for study in STUDIES:
+        assert all(costs(trial).seconds > 0 and costs(trial).bytes > 1e8 for trial in study.grid(size))

@@ -1,0 +1,122 @@
+"""Runs: recorded and cleared away, continued, given up in time; new workers find what they build on."""
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from manyheads.compare import News
+from manyheads.experiment import Experiment, Runtime
+from manyheads.join import NewWorkers
+from manyheads.session import Session
+from manyheads.studies import runner as module
+from manyheads.studies.records import Records
+from manyheads.studies.runner import Runner, as_jobs
+from manyheads.studies.trial import QUICK, Trial, joined
+
+CPU = Runtime(device="cpu", threads=1)
+
+
+def _trial(algorithm: str = "deprl", seed: int = 1, **changes: object) -> Trial:
+    return QUICK.trial(algorithm, "digits", 0.3, seed=seed, workers=3, model="mlp:4", **{"rounds": 2, **changes})
+
+
+def _runner(folder: Path, **settings: object) -> Runner:
+    return Runner(Records(folder / "results"), folder / "work", CPU, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def _last(news: list[News]) -> dict[int, News]:
+    return {item.job: item for item in news}
+
+
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_runs_are_recorded_and_their_weights_removed(tmp_path: Path, checkpoints: bool) -> None:
+    kept: list[str] = []
+    trials = [_trial(), _trial("fedavg")]
+    runner = _runner(tmp_path, checkpoints=checkpoints, kept=lambda trial: kept.append(trial.name))
+    ended = _last(list(runner.run(trials)))
+    assert [(item.state, item.round) for item in ended.values()] == [("finished", 2)] * 2
+    assert kept == [trial.name for trial in trials]
+    assert all(map(runner.records.have, trials))
+    assert list((tmp_path / "work").iterdir()) == []
+    assert [job.rounds for job in as_jobs(trials)] == [2, 2]
+
+
+def test_with_and_without_weights_give_the_same_numbers(tmp_path: Path) -> None:
+    found = []
+    for checkpoints in (True, False):
+        runner = _runner(tmp_path / str(checkpoints), checkpoints=checkpoints)
+        list(runner.run([_trial()]))
+        run = runner.records.read(_trial())
+        assert run is not None
+        found.append((run.summary["accuracy_mean"], run.summary["train_loss"], run.workers["accuracy"]))
+    assert found[0] == found[1]
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    trial = _trial(rounds=4)
+    runner = replace(_runner(tmp_path), runtime=replace(CPU, checkpoint_every=1))
+    with closing(runner.run([trial])) as news:
+        assert next(item for item in news if item.round == 2).state == "running"
+    assert not runner.records.have(trial)
+    rounds = [item.round for item in runner.run([trial]) if item.state == "running"]
+    assert rounds[0] > 2
+    assert runner.records.have(trial)
+    assert list(runner.run([trial])) == [News(0, "finished", 4)]
+
+
+def test_new_workers_build_on_one_run_which_is_recorded_too(tmp_path: Path) -> None:
+    source = _trial()
+    new = [joined(source, NewWorkers(workers=2, split=f"dirichlet:{a}", head_epochs=2)) for a in (0.1, 0.5)]
+    kept: list[str] = []
+    # Without checkpoints all the same: new workers need weights.
+    runner = _runner(tmp_path, checkpoints=False, kept=lambda trial: kept.append(trial.name))
+    news = list(runner.run([*new, source]))
+    assert kept == [source.name, new[0].name, new[1].name]
+    assert [item.round for item in news if item.job == 0] == [1, 2, 2, 3, 4, 4]
+    assert [item.round for item in news if item.job == 1] == [2, 3, 4, 4]
+    assert [item.state for item in news if item.job == 2] == ["finished"]
+    assert list((tmp_path / "work").iterdir()) == []
+    found = [runner.records.read(trial) for trial in new]
+    assert all(run is not None and run.algorithm == "join" and run.options["workers"] == 2 for run in found)
+
+
+def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
+    trials = [_trial(lr=1e30, clip=0.0), _trial()]
+    runner = _runner(tmp_path)
+    ended = _last(list(runner.run(trials)))
+    assert [item.state for item in ended.values()] == ["failed", "finished"]
+    assert "is not a number" in ended[0].error
+
+
+def test_an_error_of_the_program_is_shown_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    trials, opened = [_trial(), _trial(seed=12)], module.open_session
+
+    def broken(experiment: Experiment, runtime: Runtime) -> Session:
+        if experiment.seed == 1:
+            raise ZeroDivisionError
+        return opened(experiment, runtime)
+
+    monkeypatch.setattr(module, "open_session", broken)
+    ended = _last(list(_runner(tmp_path, checkpoints=False).run(trials)))
+    assert [item.state for item in ended.values()] == ["failed", "finished"]
+    assert "ZeroDivisionError" in ended[0].error
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_what_cannot_end_in_time_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(10_000))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    runner = _runner(tmp_path)
+    # A tick for every look at the clock: forty rounds take longer than two.
+    trials = [_trial(rounds=40), _trial(seed=12), _trial("local")]
+    news = list(runner.run(trials, seconds=30))
+    # The second would have time, but runs of its kind are known to take longer; of the third's kind nothing is known.
+    assert {item.job for item in news} == {0, 2}
+    assert max(item.round for item in news if item.job == 0) < 10
+    assert [runner.records.have(trial) for trial in trials] == [False, False, True]
+    assert list(runner.run([_trial()], seconds=30))[-1].state == "finished"
+    assert list(runner.run([_trial(seed=12)], seconds=0)) == []

@@ -1,0 +1,55 @@
+"""Table 5 and the speed-up in rounds: times read off the records, equal work in every round."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from manyheads.studies import get_study
+from manyheads.studies.published import speeds
+from manyheads.studies.records import Records
+from manyheads.studies.speedup import convergence_time, time_to_accuracy
+from manyheads.studies.trial import PAPER, QUICK, without_repeats
+
+
+def _run(*accuracies: float) -> SimpleNamespace:
+    rows = [{"accuracy_mean": value, "simulated_seconds": 10.0 * k} for k, value in enumerate(accuracies, start=1)]
+    return SimpleNamespace(metrics=rows)
+
+
+def test_times() -> None:
+    run = _run(0.2, 0.5, 0.3, 0.6, 0.605, 0.6)
+    assert convergence_time(run) == 40.0  # pyright: ignore[reportArgumentType]
+    assert time_to_accuracy(run, 0.5) == 20.0  # pyright: ignore[reportArgumentType]
+    assert time_to_accuracy(run, 0.7) is None  # pyright: ignore[reportArgumentType]
+    assert convergence_time(_run(0.5, 0.5)) == 10.0  # pyright: ignore[reportArgumentType]
+
+
+def test_a_run_for_every_row_of_the_paper() -> None:
+    trials = get_study("table5").grid(replace(PAPER, seeds=(1,)))
+    places = {(trial.data, trial.experiment.workers, trial.place["algorithm"]) for trial in trials}
+    assert places == {(cell.data, cell.workers, cell.algorithm) for cell in speeds()}
+    assert len(trials) == 32
+    assert {trial.every for trial in trials} == {1}
+
+
+def test_work_in_a_round_does_not_depend_on_workers() -> None:
+    trials = get_study("speedup").grid(replace(PAPER, seeds=(1,)))
+    assert {
+        (vars(t.experiment.algorithm)["head_steps"], vars(t.experiment.algorithm)["body_steps"]) for t in trials
+    } == {(16, 8)}
+    assert all(trial.theory and trial.experiment.decay == 1.0 for trial in trials)
+    rates = {(t.place["rates"], t.experiment.workers): t.experiment.lr for t in trials if t.data == "mobiact"}
+    assert rates["equal", 4] == rates["equal", 32] == rates["growing", 4] == 0.01
+    assert rates["growing", 16] == pytest.approx(0.02)
+
+
+def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    for trial in without_repeats(get_study("speedup").grid(QUICK)):
+        records_lab.write(records, trial)
+    get_study("speedup").write(QUICK, records, tmp_path)
+    # The made-up losses do not depend on the number of workers.
+    last = (tmp_path / "speedup.csv").read_text().splitlines()[-1].split(",")
+    assert (last[3:6], float(last[6])) == (["growing", "32", "4"], 0.5)

@@ -1,0 +1,81 @@
+"""Every study: a grid at both sizes, and a report on whatever is recorded."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from manyheads.errors import UserError
+from manyheads.studies import STUDIES, get_study
+from manyheads.studies.everything import in_order
+from manyheads.studies.records import Records
+from manyheads.studies.trial import PAPER, QUICK, without_repeats
+
+ONE_SEED = replace(PAPER, seeds=(1,))
+RUNS = {
+    "table1": 108, "table2": 108, "table3": 96, "table4": 84, "table5": 32, "speedup": 14, "curves": 9, "similarity": 1,
+    "loss": 8, "tau": 40, "workers": 32, "consensus": 12, "theory": 32, "ambiguities": 26,
+}  # fmt: skip
+"""Runs of each study with one seed."""
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_grids(name: str) -> None:
+    trials = STUDIES[name].grid(ONE_SEED)
+    assert len(without_repeats(trials)) == RUNS[name]
+    places = [tuple(sorted((key, str(value)) for key, value in trial.place.items())) for trial in trials]
+    assert len(set(places)) == len(places)
+    quick = STUDIES[name].grid(QUICK)
+    assert 0 < len(quick) <= len(trials)
+    assert {trial.data for trial in quick} <= {"digits", "quadratic"}
+    assert all(trial.experiment.workers <= 32 and trial.source.rounds <= 16 for trial in quick)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_reports_on_all_and_on_nothing(name: str, tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    empty = STUDIES[name].write(QUICK, records, tmp_path)
+    assert "0 of " in empty.read_text()
+    trials = STUDIES[name].grid(QUICK)
+    for trial in without_repeats(trials):
+        records_lab.write(records, trial)
+    page = STUDIES[name].write(QUICK, records, tmp_path)
+    text = page.read_text()
+    assert text.startswith(f"# {STUDIES[name].title}\n")
+    assert f"{len(trials)} of {len(trials)} runs are recorded." in text
+    for line in text.splitlines():
+        if line.startswith("!["):
+            assert (tmp_path / line.rpartition("(")[2].rstrip(")")).exists()
+
+
+def test_an_unknown_study() -> None:
+    with pytest.raises(UserError, match="Did you mean 'table1'"):
+        get_study("tabel1")
+
+
+def test_the_most_telling_runs_come_first() -> None:
+    trials = in_order(STUDIES, ONE_SEED)
+    names = [trial.name for trial in trials]
+    assert len(set(names)) == len(names)
+    assert names[:4] == [
+        "cifar10-deprl-dirichlet0.1-ring-128-seed1",
+        "cifar10-d-psgd-dirichlet0.1-ring-128-seed1",
+        "cifar10-dispfl-dirichlet0.1-ring-128-seed1",
+        "cifar10-deprl-dirichlet0.3-ring-128-seed1",
+    ]
+    first = trials[:24]
+    assert {trial.data for trial in first} == {"cifar10"}
+    assert {trial.place["algorithm"] for trial in first[9:]} == {"fedavg", "fedrep", "ditto", "fedrod", "local"}
+    assert [trial.data for trial in trials[24:96:24]] == ["cifar100", "fashion-mnist", "mobiact"]
+    # The consensus study looks at these runs more often than the tables do.
+    assert trials[0].every == 5
+
+
+def test_all_is_everything_seed_after_seed() -> None:
+    size = replace(QUICK, seeds=(12, 1))
+    trials = in_order(STUDIES, size)
+    seeds = [trial.place["seed"] for trial in trials]
+    assert seeds == sorted(seeds, reverse=True)
+    wanted = {trial.name for study in STUDIES.values() for trial in study.grid(size)}
+    assert sorted(trial.name for trial in trials) == sorted(wanted)

@@ -1,0 +1,78 @@
+"""Tables 1 to 4: one run for every cell and seed, and reports that set ours beside the paper's."""
+
+import csv
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from manyheads.studies import get_study
+from manyheads.studies.published import accuracies
+from manyheads.studies.records import Records
+from manyheads.studies.trial import PAPER, QUICK, Trial
+
+ONE_SEED = replace(PAPER, seeds=(1,))
+
+
+def _cell(trial: Trial) -> tuple[object, ...]:
+    return tuple(trial.place[key] for key in ("data", "dirichlet", "graph", "algorithm"))
+
+
+@pytest.mark.parametrize("table", [1, 2, 3, 4])
+def test_a_run_for_every_cell(table: int) -> None:
+    trials = get_study(f"table{table}").grid(ONE_SEED)
+    cells = {(cell.data, cell.dirichlet, cell.graph, cell.algorithm) for cell in accuracies(table)}
+    local = {cell for cell in map(_cell, trials) if cell[3] == "local"}
+    assert len(local) == (12 if table == 3 else 0)
+    assert set(map(_cell, trials)) - local == cells
+    assert len({trial.name for trial in trials}) == len(trials) == len(cells) + len(local)
+    for trial in trials:
+        if table in (2, 4):
+            assert trial.experiment.split == "dirichlet:0.3"
+            assert trial.new is not None
+            assert (trial.new.workers, trial.new.split) == (64, f"dirichlet:{trial.place['dirichlet']}")
+        else:
+            assert trial.experiment.split == f"dirichlet:{trial.place['dirichlet']}"
+
+
+def test_all_seeds_and_a_small_size() -> None:
+    study = get_study("table1")
+    assert len(study.grid(replace(PAPER, seeds=(1, 12)))) == 2 * len(study.grid(ONE_SEED))
+    small = study.grid(QUICK)
+    assert len(small) == 27
+    assert {(trial.data, trial.experiment.workers, trial.experiment.rounds) for trial in small} == {("digits", 8, 4)}
+
+
+def test_new_workers_on_one_run_stand_together() -> None:
+    sources = [trial.source.name for trial in get_study("table2").grid(ONE_SEED)]
+    changes = sum(one != other for one, other in itertools.pairwise(sources))
+    assert changes == len(set(sources)) - 1 == 35
+
+
+def test_the_report_sets_ours_beside_the_papers(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    size, records = replace(PAPER, seeds=(1, 12)), Records(tmp_path)
+    scores = {"deprl": 0.9, "d-psgd": 0.8, "dispfl": 0.7}
+    for trial in get_study("table1").grid(size):
+        if _cell(trial)[:3] == ("cifar10", 0.1, "ring"):
+            bonus = 0.01 if trial.place["seed"] == 12 else -0.01
+            records_lab.write(records, trial, scores[trial.place["algorithm"]] + bonus)
+    page = get_study("table1").write(size, records, tmp_path)
+    text = page.read_text()
+    assert "6 of 216 runs are recorded" in text
+    assert "mobiact" in text
+    assert "**90.0 ± 1.4**<br>89.6, +0.4" in text
+    assert "80.0 ± 1.4<br>53.9, +26.1" in text
+    assert "Of 3 pairs of methods 2 stand in the paper's order." in text
+    assert "D-PSGD over DisPFL by +10.0, in the paper by −32.5" in text
+    rows = list(csv.DictReader((tmp_path / "table1.csv").read_text().splitlines()))
+    assert len(rows) == 108
+    (row,) = (row for row in rows if row["ours"] and row["algorithm"] == "deprl")
+    assert (row["paper"], row["ours"], row["seeds"], row["floor"]) == ("89.57", "90", "2", "50")
+    assert float(row["difference"]) == pytest.approx(0.43)
+
+
+def test_a_report_on_nothing(tmp_path: Path) -> None:
+    page = get_study("table4").write(ONE_SEED, Records(tmp_path), tmp_path)
+    assert "0 of 84 runs are recorded." in page.read_text()
