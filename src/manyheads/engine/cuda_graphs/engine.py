@@ -132,7 +132,7 @@ class CudaGraphsEngine:
                     layers=self.layers,
                     precision=self.precision,
                     compile=self.compile,
-                    lane=self.lanes[0],
+                    lanes=self.lanes,
                 )
             return SlotTrainer(
                 model,
