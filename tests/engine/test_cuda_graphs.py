@@ -239,14 +239,6 @@ def test_nothing_depends_on_slots_or_chunks(net: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("net", ["chain", "other"])
-def test_stacks_beside_each_other(net: str, device: str) -> None:
-    sizes = tuple(range(1, 40, 2))
-    sides = Sides(make_model(net, torch.float64), device, precision="float64", sizes=sizes, num_slots=3, num_stacked=17)
-    sides.check(phase_of(WHOLE, amount=Epochs(1)), workers=torch.tensor([k for k in range(20) if k != 7]))
-
-
-@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("net", NETS)
 def test_scores(net: str, device: str) -> None:
     sides = Sides(make_model(net, torch.float64), device, precision="float64")
