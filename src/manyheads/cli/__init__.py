@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from manyheads import __version__
-from manyheads.cli import compare, export, inspect, join, predict, report, train
+from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
 from manyheads.errors import UserError
 
@@ -81,7 +81,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"manyheads {__version__}")
     commands = parser.add_commands()
-    for command in (train, compare, join, report, inspect, export, predict):
+    for command in (train, compare, join, report, study, inspect, export, predict):
         command.add(commands)
     parser.set_defaults(run=lambda args: parser.print_help())
     return parser

@@ -141,7 +141,10 @@ def _convolutions(channels: int, stages: Sequence[Sequence[int]]) -> list[nn.Mod
     layers: list[nn.Module] = []
     for widths in stages:
         for width in widths:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU()]
+            conv = nn.Conv2d(channels, width, 3, padding=1)
+            # torch's own draw is for other nets: through eight layers without BatchNorm nothing of the input is left.
+            nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+            layers += [conv, nn.ReLU()]
             channels = width
         layers.append(nn.MaxPool2d(2))
     return layers

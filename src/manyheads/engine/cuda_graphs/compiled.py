@@ -21,14 +21,19 @@ def wanted(device: torch.device) -> bool:
     return device.type == "cuda" if said is None else said != "0"
 
 
-def compiled(function: Function, on: bool, *, dynamic: bool | None = False) -> Function:
-    """``function`` compiled, to be called inside a recording only; the graphs around it are ours."""
+def compiled(function: Function, on: bool, *, dynamic: bool | None = False, hashes: bool = True) -> Function:
+    """``function`` compiled, to be called inside a recording only; the graphs around it are ours.
+
+    ``hashes``: whether it may draw dropout masks.
+    """
     if not on:
         return function
     # One function serves every phase and net of a process, each a specialisation of its own.
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, _SPECIALISATIONS)
-    # Dropout hashes positions with products modulo 2^64, which must not be worked out symbolically.
-    options: dict[str, Any] = {"triton.cudagraphs": False, "constant_and_index_propagation": False}
+    options: dict[str, Any] = {"triton.cudagraphs": False}
+    if hashes:
+        # Dropout hashes positions with products modulo 2^64, which must not be worked out symbolically.
+        options["constant_and_index_propagation"] = False
     return cast(Function, torch.compile(function, dynamic=dynamic, options=options))
 
 

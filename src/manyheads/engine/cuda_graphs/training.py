@@ -67,7 +67,7 @@ class SlotTrainer:
         self.norms = [name for name, layer in model.named_modules() if isinstance(layer, BatchNorm) and layer.training]
         self.rate = torch.zeros(1, dtype=self.dtype, device=self.device)
         self.descent = Descent(Rule.of(phase), self.rate, compile=compile)
-        self.losses = compiled(self._losses, compile)
+        self.losses = compiled(self._losses, compile, hashes=bool(self.keys))
 
         shapes = {name: p.shape for name, p in model.named_parameters()}
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))

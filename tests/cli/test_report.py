@@ -1,0 +1,34 @@
+"""``report``: the page's path alone on the last line, what was left out before it, and one line for a mistake."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli import main
+
+
+def test_a_run_is_reported(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
+    shutil.copytree(finished, tmp_path / "one")
+    stopped = shutil.copytree(finished, tmp_path / "stopped")
+    (stopped / "summary.json").unlink()
+    with (tmp_path / "one" / "metrics.jsonl").open("a") as file:
+        file.write("half a li\n")
+    assert main(["report", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "note: 1 unfinished run is left out.",
+        "note: 1 damaged line of a run's metrics is skipped.",
+    ]
+    assert lines[-1] == str(tmp_path / "report.html")
+    assert "DePRL on digits" in (tmp_path / "report.html").read_text()
+
+
+def test_a_mistake_is_one_line_and_writes_nothing(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    for folder, message in ((tmp_path, "holds no run"), (tmp_path / "missing", "is no folder")):
+        assert main(["report", str(folder)]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
