@@ -8,8 +8,8 @@ import pytest
 from manyheads import Experiment, Runtime
 from manyheads.algorithms import FedAvg
 from manyheads.cli import main
-from manyheads.session import open_session
 from manyheads.rounds import run as rounds_of
+from manyheads.session import open_session
 
 
 def _inspect(capsys: pytest.CaptureFixture, path: Path) -> list[str]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def summarise(scores: Tensor, counts: Tensor) -> tuple[float, float, float]:
-    """Mean, population deviation and mean of the lowest tenth of scores [N], over workers with samples (counts [N] > 0)."""
+    """Mean, population deviation and mean of the lowest tenth of scores [N], over workers with counts [N] above 0."""
     kept = scores[counts > 0].to(torch.float64)
     if not len(kept):
         nan = float("nan")
