@@ -105,19 +105,19 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     device = pick_device(runtime.device)
     processes = join(runtime.timeout, device)
     data, sites = experiment.data, _meet_sites(experiment, runtime, processes)
-    placement = sites.placement if sites else blocks(experiment.workers, processes.count)
-    hosted = placement[processes.rank]
+    own = sites.placement[processes.rank] if sites else None
     if isinstance(data, Dataset):
         dataset = data
     else:
-        dataset = load_sites(data, hosted) if sites else load(data, runtime.data_dir, progress)
+        dataset = load_sites(data, own) if own else load(data, runtime.data_dir, progress)
     speed_is_given = experiment.step_seconds is not None
     experiment = replace(resolve(experiment, dataset), precision=pick_precision(experiment, device))
     algorithm = experiment.algorithm
     if processes.count > 1:
         _compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
-    everyone = deal(experiment, dataset, hosted if sites else None)
-    federation = everyone if sites or processes.count == 1 else everyone.take(hosted)
+    everyone = deal(experiment, dataset, own)
+    placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
+    federation = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
     mixing = connect(experiment)
     model = initial_model(experiment, federation)
     if sites:

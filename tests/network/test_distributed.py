@@ -22,6 +22,7 @@ from manyheads.data import Dataset
 from manyheads.data.arrays import from_workers
 from manyheads.experiment import Experiment, Runtime
 from manyheads.network.base import message_bytes
+from manyheads.network.placement import blocks
 from manyheads.randomness import torch_seed
 from manyheads.rounds import run
 from manyheads.session import Session, open_session
@@ -229,7 +230,8 @@ def expected_bytes(name: str, folder: Path, count: int) -> Iterator[int]:
     # Masks change from round to round, but never how much of a layer they keep.
     sizes = message_bytes(sent, mask) if sent else np.zeros(workers, dtype=int)
     of_the_sum = nbytes(sent) + nbytes({name: sent[name] for name in mask})
-    home = [place(worker, count, workers) for worker in range(workers)]
+    placement = blocks(session.everyone.train.sizes, count)
+    home = [next(rank for rank in range(count) if worker in placement[rank]) for worker in range(workers)]
     for round in range(session.ctx.rounds):
         matrix = session.mixing.rows(round).dense()
         if algorithm.server or (sent and (matrix == matrix[0]).all() and 2 * of_the_sum < sizes.sum()):
@@ -238,11 +240,6 @@ def expected_bytes(name: str, folder: Path, count: int) -> Iterator[int]:
         crossing = {(worker, home[hearer]) for hearer, worker in zip(*np.nonzero(matrix), strict=True)}
         crossing = [worker for worker, process in crossing if home[worker] != process]
         yield sum(int(sizes[worker]) + nbytes(statistics) for worker in crossing)
-
-
-def place(worker: int, count: int, workers: int) -> int:
-    """The process that hosts a worker: its block ends at floor(workers (rank + 1) / count)."""
-    return next(rank for rank in range(count) if worker < workers * (rank + 1) // count)
 
 
 @pytest.mark.parametrize("count", COUNTS)

@@ -9,16 +9,24 @@ from manyheads.network.placement import blocks, crossings, owners
 from manyheads.topology import build_mixing
 
 
-@given(st.integers(1, 60), st.integers(1, 60))
-def test_blocks_share_the_workers_out(workers: int, processes: int) -> None:
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=40), st.integers(1, 45))
+def test_blocks_share_the_workers_out(load: list[int], processes: int) -> None:
+    workers = len(load)
     if processes > workers:
         with pytest.raises(UserError, match=f"{processes} processes for {workers} workers: start at most {workers}"):
-            blocks(workers, processes)
+            blocks(load, processes)
         return
-    placement = blocks(workers, processes)
+    placement = blocks(load, processes)
     assert [worker for block in placement for worker in block] == list(range(workers))
-    sizes = [len(block) for block in placement]
-    assert len(sizes) == processes and max(sizes) - min(sizes) <= 1
+    assert len(placement) == processes and all(placement)
+    sizes = [len(block) for block in blocks([7] * workers, processes)]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_blocks_are_cut_where_the_loads_are_nearest() -> None:
+    assert blocks([30, 10, 10, 10], 2) == (range(1), range(1, 4))
+    assert blocks([1, 1, 1, 1, 100], 2) == (range(4), range(4, 5))
+    assert blocks([100, 1, 1, 1, 1], 3) == (range(1), range(1, 2), range(2, 5))
 
 
 def test_who_is_hosted_by_nobody() -> None:
@@ -27,7 +35,7 @@ def test_who_is_hosted_by_nobody() -> None:
 
 def test_a_ring_of_128_over_4_processes_sends_8_rows() -> None:
     """Two ends of every block, each to one other process."""
-    owner = owners(blocks(128, 4), 128)
+    owner = owners(blocks([9] * 128, 4), 128)
     destinations, workers = crossings(build_mixing("ring", 128).rows(0), owner)
     assert len(workers) == 8
     assert sorted(workers.tolist()) == [0, 31, 32, 63, 64, 95, 96, 127]
@@ -37,7 +45,7 @@ def test_a_ring_of_128_over_4_processes_sends_8_rows() -> None:
 @given(st.integers(2, 12), st.integers(1, 5), st.sampled_from(["ring", "random:0.5", "full", "star", "exponential"]))
 def test_a_row_crosses_once_to_every_process_that_needs_it(workers: int, processes: int, graph: str) -> None:
     processes = min(processes, workers)
-    owner = owners(blocks(workers, processes), workers)
+    owner = owners(blocks([1] * workers, processes), workers)
     matrix = build_mixing(graph, workers, seed=3).rows(0)
     links = nx.from_numpy_array(matrix.dense() != 0)
     expected = {

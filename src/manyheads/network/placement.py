@@ -1,5 +1,6 @@
 """Which process hosts which workers, and which rows must therefore cross from one process to another."""
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -12,12 +13,17 @@ Placement = tuple[range, ...]
 """The workers that each process hosts, by rank."""
 
 
-def blocks(num_workers: int, num_processes: int) -> Placement:
-    """Contiguous blocks, as even as can be."""
+def blocks(load: Sequence[int], num_processes: int) -> Placement:
+    """Contiguous blocks of one worker or more whose loads, such as numbers of samples, come nearest to equal ones."""
+    num_workers = len(load)
     if num_processes > num_workers:
         raise UserError(f"{num_processes} processes for {num_workers} workers: start at most {num_workers}.")
-    ends = [num_workers * rank // num_processes for rank in range(num_processes + 1)]
-    return tuple(range(a, b) for a, b in pairwise(ends))
+    before = np.cumsum([0, *load])
+    ends = [0]
+    for rank in range(1, num_processes):
+        nearest = int(np.abs(before - before[-1] * rank / num_processes).argmin())
+        ends.append(min(max(nearest, ends[-1] + 1), num_workers - (num_processes - rank)))
+    return tuple(range(a, b) for a, b in pairwise([*ends, num_workers]))
 
 
 def owners(placement: Placement, num_workers: int) -> np.ndarray:

@@ -78,7 +78,7 @@ def place(seen: Sequence[Sequence[int]]) -> Placement:
                     f"processes {taken[worker]} and {ranks[0]} both see the file of worker {worker}, but not the same"
                     " others: a worker's file belongs to one site."
                 )
-        for rank, block in zip(ranks, blocks(len(files), len(ranks)), strict=True):
+        for rank, block in zip(ranks, blocks([1] * len(files), len(ranks)), strict=True):
             placement[rank] = range(files[0] + block.start, files[0] + block.stop)
     return tuple(placement[rank] for rank in range(len(seen)))
 

@@ -1,0 +1,232 @@
+"""Several processes against one: speed and the share of mixing on W1 and W2, and a model of many machines.
+
+    python benchmarks/distributed.py [--workers 100] [--rounds 3] [--repeats 3] [--out FILE]
+
+W1 = FedRep's round (1 head epoch, 1 representation epoch), W2 = D-PSGD's on a ring (1 epoch), on Fashion-MNIST
+(dirichlet:0.3, batch 16) with an MLP 784-200-100-10. One single-threaded process and two take turns; only ratios mean
+something. Evaluation is off. The model takes the compute, latency and bandwidth measured here and the rows that
+really cross between 100 machines on graphs of 10,000 workers.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from manyheads.algorithms import DPSGD, Algorithm, FedRep
+from manyheads.data import Dataset, load
+from manyheads.experiment import Experiment, Runtime
+from manyheads.network.placement import blocks, crossings, owners
+from manyheads.network.processes import join
+from manyheads.rounds import run
+from manyheads.session import open_session
+from manyheads.topology import build_mixing
+from manyheads.tree import nbytes, select
+
+ALGORITHMS: dict[str, Algorithm] = {"W1": FedRep(head_epochs=1, body_epochs=1), "W2": DPSGD(epochs=1)}
+NETWORKS = {
+    "1 Gbit/s, 0.2 ms": (125e6, 2e-4),
+    "10 Gbit/s, 0.05 ms": (1.25e9, 5e-5),
+    "100 Mbit/s, 20 ms": (12.5e6, 2e-2),
+}
+"""Bytes a second and seconds a message, beside what is measured between processes of this machine."""
+
+
+def fashion() -> Dataset:
+    """The loader pads images to 32 x 32 for AlexNet; the MLP of the comparison reads the 28 x 28 inside."""
+    data = load("fashion-mnist")
+    inside = slice(2, 30)
+    return replace(
+        data,
+        x_train=data.x_train[:, :, inside, inside].contiguous(),
+        x_test=data.x_test[:, :, inside, inside].contiguous(),
+    )
+
+
+# What each process does
+
+
+def child(work: str, workers: int, rounds: int) -> None:
+    """Train and print, from the first process, seconds a round, seconds of mixing in it, and the bytes of a row."""
+    experiment = Experiment(
+        algorithm=ALGORITHMS[work],
+        data=fashion(),
+        model="mlp:200,100",
+        workers=workers,
+        validation=0.0,
+        rounds=rounds + 2,
+        batch_size=16,
+        lr=0.01,
+        head_lr=0.01,
+    )
+    torch.set_num_threads(1)
+    session = open_session(experiment, Runtime(device="cpu", threads=1, eval_every=10**9, timeout=300))
+    network, processes = session.ctx.network, session.processes
+    mixing: list[float] = []
+    for name in ("mix", "average"):
+        call = getattr(network, name)
+
+        def timed(*args, call=call):
+            # Whoever trains longer than the others is no cost of mixing.
+            processes.wait()
+            began = time.perf_counter()
+            result = call(*args)
+            mixing.append(time.perf_counter() - began)
+            return result
+
+        setattr(network, name, timed)
+    ends = []
+    steps = run(session)
+    for _ in range(rounds + 1):
+        next(steps)
+        ends.append(time.perf_counter())
+    row = nbytes(select(session.ctx.initial.params, {"representation"}))
+    if processes.rank == 0:
+        measured = {"seconds": [b - a for a, b in itertools.pairwise(ends)], "mixing": mixing[1:], "row": row}
+        print(json.dumps(measured))
+
+
+def ping(size: int, times: int) -> None:
+    """Seconds for a message there and back between two processes, the median."""
+    import torch.distributed as dist
+
+    processes = join(60, torch.device("cpu"))
+    message, found = torch.zeros(size, dtype=torch.uint8), []
+    for _ in range(times):
+        began = time.perf_counter()
+        for sender in (0, 1):
+            (dist.send if processes.rank == sender else dist.recv)(message, 1 - processes.rank)
+        found.append(time.perf_counter() - began)
+    if processes.rank == 0:
+        print(json.dumps(statistics.median(found)))
+
+
+# What the first process does with the others
+
+
+def start(count: int, *words: object):
+    """What the first of ``count`` processes prints."""
+    with socket.socket() as end:
+        end.bind(("127.0.0.1", 0))
+        port = end.getsockname()[1]
+    children = []
+    for rank in range(count):
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank), "WORLD_SIZE": str(count)}
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        command = [sys.executable, __file__, *map(str, words)]
+        children.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
+    outputs = [process.communicate()[0] for process in children]
+    if any(process.returncode for process in children):
+        raise SystemExit("a process failed")
+    return json.loads(outputs[0].splitlines()[-1])
+
+
+def compare(options: argparse.Namespace) -> list[dict[str, object]]:
+    rows = []
+    for work in ALGORITHMS:
+        seconds: dict[int, list[float]] = {1: [], 2: []}
+        share: list[float] = []
+        for _ in range(options.repeats):
+            for count in seconds:
+                measured = start(count, "--child", work, "--workers", options.workers, "--rounds", options.rounds)
+                seconds[count] += measured["seconds"]
+                if count == 2:
+                    share += [m / s for m, s in zip(measured["mixing"], measured["seconds"], strict=True)]
+        one, two = (statistics.median(seconds[count]) for count in (1, 2))
+        row = {"work": work, "ratio": round(one / two, 2), "mixing": round(statistics.median(share), 4), "seconds": one}
+        print(f"{work}: one process {one:.2f} s, two {two:.2f} s a round: {one / two:.2f}x; mixing {row['mixing']:.1%}")
+        rows.append(row)
+    return rows
+
+
+def model(seconds_per_worker: float, row: int) -> list[dict[str, object]]:
+    """Time per round of 10,000 workers on 100 machines of 8 cores, from graphs, placement and the speed of links.
+
+    A round takes a machine's local training and then its messages: as many as it has partners, one after the other, and
+    its rows in and out over one link that carries both ways at once.
+    """
+    small, large = start(2, "--ping", 1000), start(2, "--ping", 50_000_000)
+    networks = {"this machine": (2 * 5e7 / large, small / 2), **NETWORKS}
+    workers, machines, cores = 10_000, 100, 8
+    owner = owners(blocks([1] * workers, machines), workers)
+    compute = workers / machines * seconds_per_worker / cores
+    rows = []
+    for graph in ("ring", "exponential", "random:0.002"):
+        matrix = build_mixing(graph, workers, seed=1).rows(0)
+        destinations, senders = crossings(matrix, owner)
+        origins = owner[senders]
+        out, into = np.bincount(origins, minlength=machines), np.bincount(destinations, minlength=machines)
+        partners = max(len(np.unique(destinations[origins == machine])) for machine in range(machines))
+        busiest = int(np.maximum(out, into).max())
+        for network, (bandwidth, latency) in networks.items():
+            mixing = partners * latency + busiest * row / bandwidth
+            rows.append(
+                {
+                    "graph": graph,
+                    "network": network,
+                    "rows": busiest,
+                    "partners": partners,
+                    "compute": round(compute, 3),
+                    "mixing": round(mixing, 4),
+                    "efficiency": round(compute / (compute + mixing), 3),
+                }
+            )
+            print(
+                f"{graph:13} {network:20} {busiest:6} rows to {partners:3} machines: "
+                f"compute {compute:.2f} s + mixing {mixing:.3f} s = {compute / (compute + mixing):.1%} of perfect",
+                flush=True,
+            )
+    rates = {name: {"bytes_per_second": round(b), "latency": lat} for name, (b, lat) in networks.items()}
+    return [{"links": rates, "row_bytes": row}, *rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    parser.add_argument("--ping", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(options.child, options.workers, options.rounds)
+        return
+    if options.ping:
+        ping(options.ping, 10 if options.ping > 1_000_000 else 200)
+        return
+    speed = compare(options)
+    border = len(crossings(build_mixing("ring", 128).rows(0), owners(blocks([1] * 128, 4), 128))[0])
+    print(f"ring of 128 workers over 4 processes: {border} rows cross a border in a round")
+    seconds = float(str(speed[0]["seconds"])) / options.workers
+    row = start(1, "--child", "W1", "--workers", 4, "--rounds", 1)["row"]
+    scaling = model(seconds, row)
+    if options.out:
+        record = {
+            "machine": platform.machine(),
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "python": sys.version.split()[0],
+            "date": time.strftime("%Y-%m-%d"),
+            "workers": options.workers,
+            "speed": speed,
+            "rows_crossing_ring_of_128_over_4": border,
+            "scaling": scaling,
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
