@@ -67,7 +67,7 @@ class _Tally:
         parts = [f"{self.ended}/{len(self.jobs)} runs"]
         if self.failed:
             parts.append(f"{self.failed} failed")
-        if self.here:
+        if self.here and self.done < self.total:
             left = (time.monotonic() - self.began) * (self.total - self.done) / self.here
             parts.append(f"{human_seconds(left)} left")
         return "  ".join(parts)
