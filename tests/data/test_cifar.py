@@ -120,7 +120,19 @@ class Malicious:
         eval,
         Path("x"),
     ],
-    ids=repr,
+    ids=[
+        "code",
+        "floats",
+        "code inside",
+        "too few labels",
+        "huge label",
+        "no labels",
+        "list",
+        "no data",
+        "no dict",
+        "function",
+        "path",
+    ],
 )
 @pytest.mark.parametrize("protocol", [2, 4])
 def test_the_unpickler_builds_nothing_but_batches(
