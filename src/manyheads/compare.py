@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 
 from manyheads.data import load
-from manyheads.errors import UserError
+from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.record import Record
 from manyheads.rounds import run
@@ -61,6 +61,8 @@ class News:
     """The round's record, where it was evaluated."""
     error: str = ""
     """Why it failed, in one line."""
+    diverged: bool = False
+    """Whether it failed by its rates: it would do so again."""
 
 
 def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experiment]:
@@ -149,7 +151,7 @@ def _run(number: int, job: Job, runtime: Runtime) -> Iterator[News]:
         for step in run(open_session(job.experiment, replace(runtime, out=job.path))):
             yield News(number, "running", step.round, step.record)
     except UserError as error:
-        yield News(number, "failed", error=str(error))
+        yield News(number, "failed", error=str(error), diverged=isinstance(error, Diverged))
     else:
         yield News(number, "finished", job.rounds)
 

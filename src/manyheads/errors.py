@@ -8,6 +8,10 @@ class UserError(ValueError):
     """A mistake the user can mend. Its message is one line; the command line prints it and exits with 2."""
 
 
+class Diverged(UserError):
+    """A loss became no number: with these rates the run cannot go on."""
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     """An unknown name, with the nearest allowed one: ``unknown("graph", "rong", ["ring"])``."""
     names = sorted(allowed)

@@ -15,7 +15,7 @@ from torch import Tensor
 from manyheads.algorithms.base import Log, State
 from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.data.shards import Shards
-from manyheads.errors import UserError
+from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.files import write_tensors
 from manyheads.metrics.accuracy import summarise
@@ -263,7 +263,7 @@ def _check_finite(losses: Mapping[str, Sequence[float | None]], round: int, sess
     for where, values in losses.items():
         for worker, value in enumerate(values):
             if value is not None and not isfinite(value):
-                raise UserError(
+                raise Diverged(
                     f"the loss of worker {worker} is not a number in round {round + 1}, {where}: "
                     f"lower --lr (now {session.ctx.rates.lr:g}) or --clip; the last good checkpoint is kept."
                 )

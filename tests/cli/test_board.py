@@ -23,8 +23,7 @@ NEWS = [
 
 def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "_PATIENCE_SECONDS", 0.0)
-    errors = board.follow(NEWS, JOBS, "running")
-    assert errors == {"bad": "it broke."}
+    assert board.follow(NEWS, JOBS, "running") == {"bad": NEWS[4]}
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "running  1/3 runs  5/12 rounds"
     assert next(line for line in lines if "failed:" in line).endswith("bad: failed: it broke.")
@@ -33,7 +32,7 @@ def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_quiet(capsys: pytest.CaptureFixture) -> None:
-    assert board.follow(NEWS, JOBS, "running", quiet=True) == {"bad": "it broke."}
+    assert board.follow(NEWS, JOBS, "running", quiet=True) == {"bad": NEWS[4]}
     assert capsys.readouterr().out == ""
 
 
@@ -41,7 +40,7 @@ def test_live(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    assert board.follow(NEWS, JOBS, "running") == {"bad": "it broke."}
+    assert board.follow(NEWS, JOBS, "running") == {"bad": NEWS[4]}
     shown = capsys.readouterr().out
     assert "bad: failed: it broke." in shown
     assert "3/3 runs  1 failed" in shown

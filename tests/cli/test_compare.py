@@ -22,8 +22,8 @@ def _in_tmp_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def _undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes longer than the runs do, and has tests of its own."""
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the report out: it takes longer than the runs do, and has tests of its own."""
     monkeypatch.setattr("manyheads.report.write", lambda comparison: comparison.folder / "report.html")
 
 
@@ -39,7 +39,7 @@ def _runs(folder: str) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path(folder).rglob("*/*") if path.is_file() and "-" in path.parts[1]}
 
 
-def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture) -> None:
+def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture, request: pytest.FixtureRequest) -> None:
     words = ["deprl", "fedavg", "local", *SMALL, "--graph", "ring", "full", "--seeds", "1", "12", "--out", "all"]
     lines = _compare(capsys, *words)
     assert lines[-1] == "all/report.html"
@@ -57,13 +57,14 @@ def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture) -> None:
     assert any("standard error" in line for line in lines)
 
     before = _runs("all")
+    request.getfixturevalue("undrawn")
     again = _compare(capsys, *words)
     assert again[0] == "running  8 of 8 runs were finished before"
     assert [line for line in again if " ± " in line] == [line for line in lines if " ± " in line]
     assert _runs("all") == before
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_tuning(capsys: pytest.CaptureFixture) -> None:
     words = ["deprl", "local", *SMALL, "--relabel", "--seeds", "2", "1", "--tune", "0.5", "1e-9", "--out", "tuned"]
     lines = _compare(capsys, *words)
@@ -89,7 +90,7 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     assert len(collect(Path("tuned")).runs) == 4
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_fails_is_named_and_the_others_go_on(capsys: pytest.CaptureFixture) -> None:
     words = ["compare", "local", "d-psgd", *SMALL, "--lr", "1e30", "0.1", "--clip", "0", "--seeds", "1", "--out", "all"]
     assert main(words) == 2
@@ -105,7 +106,20 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(capsys: pytest.CaptureFi
     assert line.startswith("manyheads: 1 failed: local. The first: the loss of worker ")
 
 
-@pytest.mark.usefixtures("_undrawn")
+@pytest.mark.usefixtures("undrawn")
+def test_only_divergence_makes_a_rate_lose(capsys: pytest.CaptureFixture) -> None:
+    words = ["compare", "local", *SMALL, "--seeds", "1", "--tune", "0.5", "1", "--out", "tuned"]
+    assert main(words) == 0
+    capsys.readouterr()
+    (spoilt,) = Path("tuned/tuning").iterdir()
+    (spoilt / "summary.json").unlink()
+    (spoilt / "experiment.json").write_text("{")
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("manyheads: local, rates × ") and "is damaged" in line
+
+
+@pytest.mark.usefixtures("undrawn")
 def test_kill_and_continue(capsys: pytest.CaptureFixture) -> None:
     words = ["compare", "deprl", "d-psgd", "local", "--workers", "4", "--rounds", "12", "--seeds", "1", "--quiet"]
     words += ["--checkpoint-every", "1", "--threads", "2"]

@@ -14,24 +14,24 @@ _PATIENCE_SECONDS = 10.0
 Tell = Callable[[News], None]
 
 
-def follow(news: Iterable[News], jobs: Sequence[Job], title: str, *, quiet: bool = False) -> dict[str, str]:
-    """Show the jobs' news as they come: live on a terminal, elsewhere in lines. Gives why jobs failed, by label."""
+def follow(news: Iterable[News], jobs: Sequence[Job], title: str, *, quiet: bool = False) -> dict[str, News]:
+    """Show the jobs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed."""
     tally = _Tally(jobs, title)
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
     if not quiet:
         display = _live(tally) if sys.stdout.isatty() else _lines(tally)
-    errors = {}
+    failed = {}
     try:
         with display as tell:
             for item in news:
                 tally.take(item)
                 if item.state == "failed":
-                    errors[jobs[item.job].label] = item.error
+                    failed[jobs[item.job].label] = item
                 tell(item)
     except KeyboardInterrupt:
         done = f"{tally.ended} of {len(jobs)} runs had ended"
         raise KeyboardInterrupt(f"stopped; {done}; the same command continues.") from None
-    return errors
+    return failed
 
 
 class _Tally:

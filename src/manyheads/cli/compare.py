@@ -13,7 +13,7 @@ from manyheads.cli.parser import Commands, Parser
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
-    from manyheads.compare import Job
+    from manyheads.compare import Job, News
     from manyheads.experiment import Experiment, Runtime
     from manyheads.report import Comparison
     from manyheads.tune import Tuning
@@ -107,25 +107,29 @@ def run(args: argparse.Namespace) -> None:
         print()
         print(*tuning_tables(tuned, comparison), result_table(comparison), page, sep="\n\n")
     if failed:
-        names, reasons = "; ".join(failed), list(failed.values())
-        raise UserError(f"{len(failed)} failed: {names}. The first: {reasons[0]}")
+        reason = next(iter(failed.values())).error
+        raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
 
 
 def _tune(
     wanted: "Sequence[Experiment]", factors: Sequence[float], runtime: "Runtime", folder: Path, *, quiet: bool
-) -> "tuple[list[Tuning], dict[str, str]]":
-    """How the experiments' rates were chosen, and why some have none, by label."""
+) -> "tuple[list[Tuning], dict[str, News]]":
+    """How the experiments' rates were chosen, and those that have none, by label."""
     from manyheads.tune import tunings
 
     tuned = tunings(wanted, factors, folder)
-    errors = _run([job for tuning in tuned for job in tuning.jobs], runtime, "tuning", quiet=quiet)
+    failed = _run([job for tuning in tuned for job in tuning.jobs], runtime, "tuning", quiet=quiet)
+    for label, news in failed.items():
+        # Rates that are too high lose; whatever else goes wrong must not decide which rates are best.
+        if not news.diverged:
+            raise UserError(f"{label}: {news.error}")
     for tuning in tuned:
         tuning.settle(folder)
-    return tuned, {tuning.label: errors[tuning.jobs[0].label] for tuning in tuned if tuning.best is None}
+    return tuned, {tuning.label: failed[tuning.jobs[0].label] for tuning in tuned if tuning.best is None}
 
 
-def _run(jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, quiet: bool) -> dict[str, str]:
-    """Run jobs and show it; why some failed, by label."""
+def _run(jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, quiet: bool) -> "dict[str, News]":
+    """Run jobs and show it; those that failed, by label."""
     from manyheads.cli.board import follow
     from manyheads.compare import run_jobs
 
@@ -139,7 +143,10 @@ def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
     from manyheads.report.comparison import compare
 
     found, paths = find_runs(folder), {job.path for job in jobs}
-    return compare(replace(found, runs=[run for run in found.runs if run.path in paths]))
+    runs = [run for run in found.runs if run.path in paths]
+    if not runs:
+        raise UserError("no run is finished.")
+    return compare(replace(found, runs=runs))
 
 
 def result_table(comparison: "Comparison") -> str:
