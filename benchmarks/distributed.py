@@ -3,9 +3,9 @@
     python benchmarks/distributed.py [--workers 100] [--rounds 3] [--repeats 3] [--out FILE]
 
 W1 = FedRep's round (1 head epoch, 1 representation epoch), W2 = D-PSGD's on a ring (1 epoch), on Fashion-MNIST
-(dirichlet:0.3, batch 16) with an MLP 784-200-100-10. One single-threaded process and two take turns; only ratios mean
-something. Evaluation is off. The model takes the compute, latency and bandwidth measured here and the rows that
-really cross between 100 machines on graphs of 10,000 workers.
+(dirichlet:0.3, batch 16) with an MLP 784-200-100-10, evaluation off. One single-threaded process and two take turns;
+only ratios mean something, and only on a machine that does nothing else. The model takes the compute, latency and
+bandwidth measured here, and the rows that really cross between 100 machines on graphs of 10,000 workers.
 """
 
 import argparse
@@ -86,15 +86,22 @@ def child(work: str, workers: int, rounds: int) -> None:
             return result
 
         setattr(network, name, timed)
-    ends = []
+    ends, work_ends = [], []
     steps = run(session)
     for _ in range(rounds + 1):
         next(steps)
         ends.append(time.perf_counter())
-    row = nbytes(select(session.ctx.initial.params, {"representation"}))
+        work_ends.append(time.process_time())
+    measured = {
+        "seconds": [b - a for a, b in itertools.pairwise(ends)],
+        "busy": [b - a for a, b in itertools.pairwise(work_ends)],
+        "mixing": mixing[1:],
+        "row": nbytes(select(session.ctx.initial.params, {"representation"})),
+    }
+    everywhere = [json.loads(text) for text in processes.texts(json.dumps(measured))]
+    busiest = [max(busy) for busy in zip(*(other["busy"] for other in everywhere), strict=True)]
     if processes.rank == 0:
-        measured = {"seconds": [b - a for a, b in itertools.pairwise(ends)], "mixing": mixing[1:], "row": row}
-        print(json.dumps(measured))
+        print(json.dumps({**measured, "busy": busiest}))
 
 
 def ping(size: int, times: int) -> None:
@@ -136,17 +143,32 @@ def compare(options: argparse.Namespace) -> list[dict[str, object]]:
     rows = []
     for work in ALGORITHMS:
         seconds: dict[int, list[float]] = {1: [], 2: []}
+        busy: dict[int, list[float]] = {1: [], 2: []}
         share: list[float] = []
         for _ in range(options.repeats):
             for count in seconds:
                 measured = start(count, "--child", work, "--workers", options.workers, "--rounds", options.rounds)
                 seconds[count] += measured["seconds"]
+                busy[count] += measured["busy"]
                 if count == 2:
                     share += [m / s for m, s in zip(measured["mixing"], measured["seconds"], strict=True)]
         one, two = (statistics.median(seconds[count]) for count in (1, 2))
-        row = {"work": work, "ratio": round(one / two, 2), "mixing": round(statistics.median(share), 4), "seconds": one}
-        print(f"{work}: one process {one:.2f} s, two {two:.2f} s a round: {one / two:.2f}x; mixing {row['mixing']:.1%}")
-        rows.append(row)
+        alone, busier = (statistics.median(busy[count]) for count in (1, 2))
+        mixing = statistics.median(share)
+        print(
+            f"{work}: one process {one:.2f} s, two {two:.2f} s a round: {one / two:.2f}x "
+            f"({alone / busier:.2f}x in processor time of the busier one); mixing {mixing:.1%}",
+            flush=True,
+        )
+        rows.append(
+            {
+                "work": work,
+                "ratio": round(one / two, 2),
+                "ratio_processor_time": round(alone / busier, 2),
+                "mixing": round(mixing, 4),
+                "seconds": round(alone, 3),
+            }
+        )
     return rows
 
 
@@ -162,7 +184,7 @@ def model(seconds_per_worker: float, row: int) -> list[dict[str, object]]:
     owner = owners(blocks([1] * workers, machines), workers)
     compute = workers / machines * seconds_per_worker / cores
     rows = []
-    for graph in ("ring", "exponential", "random:0.002"):
+    for graph in ("ring", "one-peer-exponential", "exponential", "random:0.002"):
         matrix = build_mixing(graph, workers, seed=1).rows(0)
         destinations, senders = crossings(matrix, owner)
         origins = owner[senders]
@@ -183,7 +205,7 @@ def model(seconds_per_worker: float, row: int) -> list[dict[str, object]]:
                 }
             )
             print(
-                f"{graph:13} {network:20} {busiest:6} rows to {partners:3} machines: "
+                f"{graph:20} {network:20} {busiest:6} rows to {partners:3} machines: "
                 f"compute {compute:.2f} s + mixing {mixing:.3f} s = {compute / (compute + mixing):.1%} of perfect",
                 flush=True,
             )
@@ -206,6 +228,7 @@ def main() -> None:
     if options.ping:
         ping(options.ping, 10 if options.ping > 1_000_000 else 200)
         return
+    load = round(os.getloadavg()[0], 1)
     speed = compare(options)
     border = len(crossings(build_mixing("ring", 128).rows(0), owners(blocks([1] * 128, 4), 128))[0])
     print(f"ring of 128 workers over 4 processes: {border} rows cross a border in a round")
@@ -216,6 +239,7 @@ def main() -> None:
         record = {
             "machine": platform.machine(),
             "cores": os.cpu_count(),
+            "load_before": load,
             "torch": torch.__version__,
             "python": sys.version.split()[0],
             "date": time.strftime("%Y-%m-%d"),

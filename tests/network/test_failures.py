@@ -53,6 +53,17 @@ def test_processes_with_different_data(start_together, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_other_commands_are_for_one_process(start, tmp_path: Path) -> None:
+    (line,) = output([start(PROGRAM, "compare", "deprl", "--out", tmp_path / "runs", RANK=0, WORLD_SIZE=2)])
+    assert line == "manyheads: several processes are for manyheads train: start this command without torchrun."
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_environment_that_is_not_whole(start, tmp_path: Path) -> None:
+    (line,) = output([start(PROGRAM, *TRAIN, "--out", tmp_path / "run", WORLD_SIZE=2, RANK=0)])
+    assert "WORLD_SIZE is set, but not what belongs to it ('MASTER_ADDR')" in line
+
+
 def test_a_process_that_never_comes(start, tmp_path: Path) -> None:
     alone = {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
     began = time.monotonic()

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.network.sums import AtHand, add_hosted, common_row, mix_rows
+from manyheads.network.sums import AtHand, _Mixer, add_hosted, common_row, mix_rows
 from manyheads.topology import MatrixMixing, build_mixing
 
 
@@ -66,3 +66,14 @@ def test_the_full_graph_has_one_row() -> None:
     by_sender = np.tile([0.5, 0.2, 0.3], (3, 1))
     matrix = MatrixMixing(by_sender, directed=True, allow_row_stochastic=True).rows(0)
     assert common_row(matrix).tolist() == [0.5, 0.2, 0.3]  # pyright: ignore[reportOptionalMemberAccess]
+
+
+def test_a_device_that_multiplies_gets_the_same_within_rounding() -> None:
+    matrix = build_mixing("random:0.5", 7, seed=2).rows(0)
+    leaf = torch.randn(7, 3, 2, dtype=torch.float64)
+    expected = mix_rows({"a": whole(leaf)}, {}, matrix)["a"]
+    for workers in (range(7), range(3), range(3, 4), range(4, 7)):
+        part = _Mixer(matrix)._product(parted(leaf, workers))
+        torch.testing.assert_close(part, expected[workers.start : workers.stop], rtol=1e-12, atol=1e-12)
+    single = _Mixer(matrix)._product(parted(leaf[:, 0, 0], range(2, 5)))
+    torch.testing.assert_close(single, expected[2:5, 0, 0], rtol=1e-12, atol=1e-12)

@@ -104,7 +104,7 @@ class Processes:
     @property
     def patience(self) -> float:
         """Seconds until a process of an earlier start that was cut off has noticed it and ended."""
-        return self.timeout if self.count > 1 else 0.0
+        return self.timeout if self.count > 1 or "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
     def total(self, number: int) -> int:
         """The sum over all processes."""
