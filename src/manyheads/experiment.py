@@ -94,7 +94,7 @@ class Experiment:
         _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         _not_negative(self, "momentum", "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.workers < 2:
-            raise UserError("--workers 1 has nobody to learn with: give at least 2.")
+            raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
         for name in ("validation", "link_failure", "worker_failure"):
             value = getattr(self, name)
             if not 0 <= value < 1:

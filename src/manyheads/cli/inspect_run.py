@@ -80,6 +80,9 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     blank = Dataset("blank", x, y, x, y, num_classes=1)
     usual = resolve(Experiment(algorithm=kind(), data=str(description["data"])), blank).describe()
     known = {**usual, **usual["algorithm"]}
+    if description["precision"] in ("float32", "tf32"):
+        # The default of a CPU and that of a GPU.
+        known["precision"] = description["precision"]
     for name, value in {**description, **description["algorithm"]}.items():
         if name not in ("algorithm", "name", "data", "rounds") and value is not None and known.get(name) != value:
             yield name, value
