@@ -31,7 +31,7 @@ from manyheads.network.placement import blocks, crossings, owners
 from manyheads.network.processes import join
 from manyheads.rounds import run
 from manyheads.session import open_session
-from manyheads.topology import build_mixing
+from manyheads.topology import Rows, build_mixing
 from manyheads.tree import nbytes, select
 
 ALGORITHMS: dict[str, Algorithm] = {"W1": FedRep(head_epochs=1, body_epochs=1), "W2": DPSGD(epochs=1)}
@@ -172,6 +172,15 @@ def compare(options: argparse.Namespace) -> list[dict[str, object]]:
     return rows
 
 
+def busiest_machine(matrix: Rows, owner: np.ndarray, machines: int) -> tuple[int, int]:
+    """The most rows that a machine sends or receives in a round, and the most machines that one sends to."""
+    destinations, senders = crossings(matrix, owner)
+    origins = owner[senders]
+    most = max(int(np.bincount(ends, minlength=machines).max()) for ends in (origins, destinations))
+    partners = np.unique(origins * machines + destinations) // machines
+    return most, int(np.bincount(partners, minlength=machines).max())
+
+
 def model(seconds_per_worker: float, row: int) -> list[dict[str, object]]:
     """Time per round of 10,000 workers on 100 machines of 8 cores, from graphs, placement and the speed of links.
 
@@ -185,28 +194,26 @@ def model(seconds_per_worker: float, row: int) -> list[dict[str, object]]:
     compute = workers / machines * seconds_per_worker / cores
     rows = []
     for graph in ("ring", "one-peer-exponential", "exponential", "random:0.002"):
-        matrix = build_mixing(graph, workers, seed=1).rows(0)
-        destinations, senders = crossings(matrix, owner)
-        origins = owner[senders]
-        out, into = np.bincount(origins, minlength=machines), np.bincount(destinations, minlength=machines)
-        partners = max(len(np.unique(destinations[origins == machine])) for machine in range(machines))
-        busiest = int(np.maximum(out, into).max())
+        mixing = build_mixing(graph, workers, seed=1)
+        rounds = [busiest_machine(mixing.rows(round), owner, machines) for round in range(mixing.period or 1)]
         for network, (bandwidth, latency) in networks.items():
-            mixing = partners * latency + busiest * row / bandwidth
+            seconds = statistics.mean(partners * latency + sent * row / bandwidth for sent, partners in rounds)
+            sent, partners = (round(statistics.mean(column), 1) for column in zip(*rounds, strict=True))
+            efficiency = compute / (compute + seconds)
             rows.append(
                 {
                     "graph": graph,
                     "network": network,
-                    "rows": busiest,
+                    "rows": sent,
                     "partners": partners,
                     "compute": round(compute, 3),
-                    "mixing": round(mixing, 4),
-                    "efficiency": round(compute / (compute + mixing), 3),
+                    "mixing": round(seconds, 4),
+                    "efficiency": round(efficiency, 3),
                 }
             )
             print(
-                f"{graph:20} {network:20} {busiest:6} rows to {partners:3} machines: "
-                f"compute {compute:.2f} s + mixing {mixing:.3f} s = {compute / (compute + mixing):.1%} of perfect",
+                f"{graph:20} {network:20} {sent:6} rows, {partners:4} partners: "
+                f"compute {compute:.2f} s + mixing {seconds:.3f} s = {efficiency:.1%} of perfect",
                 flush=True,
             )
     rates = {name: {"bytes_per_second": round(b), "latency": lat} for name, (b, lat) in networks.items()}

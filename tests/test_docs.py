@@ -28,8 +28,11 @@ COMMANDS = [
     for found in pkgutil.iter_modules(cli.__path__)
     if "run" in vars(module := importlib.import_module(f"manyheads.cli.{found.name}"))
 ]
-FOREIGN_FLAGS = {"--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"}
-"""Options of torchrun that the pages show."""
+FOREIGN_FLAGS = {
+    *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+    *("--standalone", "--max-restarts", "--nodes", "--ntasks-per-node"),
+}
+"""Options of torchrun and Slurm that the pages show."""
 
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 

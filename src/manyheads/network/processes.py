@@ -83,7 +83,7 @@ class Processes:
 
     def texts(self, text: str) -> list[str]:
         """What each process says, by rank."""
-        own = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
         lengths = [int(length) for length in self.gather(torch.tensor(len(own)))]
         blocks = self.gather(torch.nn.functional.pad(own, (0, max(lengths) - len(own))))
         return [block[:length].numpy().tobytes().decode() for block, length in zip(blocks, lengths, strict=True)]
@@ -129,7 +129,8 @@ class Processes:
         missing = self._missing()
         who = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else "a process"
         if waited < self.timeout:
-            return UserError(f"{who} of {self.count} was lost: see its own output; the same command continues the run.")
+            verb = "were" if len(missing) > 1 else "was"
+            return UserError(f"{who} of {self.count} {verb} lost: see its output; the same command continues the run.")
         return UserError(
             f"{who} of {self.count} did not answer within {self.timeout:g} s: see whether it still runs; where a round"
             " takes longer, give a longer --timeout. The same command continues the run."

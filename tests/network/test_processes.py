@@ -1,0 +1,111 @@
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+
+from manyheads.errors import UserError
+from manyheads.network import processes as module
+from manyheads.network.processes import Processes, _meet
+
+CPU = torch.device("cpu")
+Make = Callable[[int], list[Processes]]
+
+
+def test_a_process_alone_agrees_with_itself() -> None:
+    alone = Processes(None, 0, 1, "start", 60, CPU)
+    assert alone.total(3) == 3 and alone.decide(True) and not alone.decide(False)
+    assert alone.texts("Grüße") == ["Grüße"] and alone.texts("") == [""]
+    assert alone.first_to_fail() and alone.alone() is alone
+    alone.wait()
+    with alone.one_before_others():
+        pass
+
+
+def meet(store: HashStore, names: list[str]) -> list[str]:
+    count = len(names)
+    with ThreadPoolExecutor(count) as pool:
+        return list(pool.map(lambda rank: _meet(store, names[rank], rank, range(1, count), 20), reversed(range(count))))
+
+
+def test_a_start_has_a_name_that_no_earlier_one_had() -> None:
+    """The store is as the last start left it, with what all of its processes have said."""
+    store = HashStore()
+    assert meet(store, ["a0", "a1", "a2"]) == ["a0"] * 3
+    assert meet(store, ["b0", "b1", "b2"]) == ["b0"] * 3
+    assert meet(store, ["c0", "c1"]) == ["c0"] * 2
+
+
+def test_whoever_does_not_come_is_named() -> None:
+    with pytest.raises(UserError, match=r"process 1, 2 did not join within 0\.1 s"):
+        _meet(HashStore(), "own", 0, range(1, 3), 0.1)
+    with pytest.raises(UserError, match=r"process 0 did not join within 0\.1 s"):
+        _meet(HashStore(), "own", 2, range(1, 3), 0.1)
+
+
+@pytest.fixture
+def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Processes that share a store, as many as are asked for, quick to notice things."""
+    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.05)
+    monkeypatch.setattr(module.atexit, "register", lambda leave: None)
+    made: list[Processes] = []
+
+    def make(count: int) -> list[Processes]:
+        store = HashStore()
+        made.extend(Processes(store, rank, count, "start", 60, CPU) for rank in range(count))
+        return made
+
+    yield make
+    for process in made:
+        process._ended.set()
+
+
+def fail(process: Processes, waited: float = 0.0) -> str:
+    return str(process._lost(waited))
+
+
+def test_whoever_is_behind_is_named(several: Make) -> None:
+    first, second, third = several(3)
+    first._calls = third._calls = 5
+    second._calls = 4
+    assert fail(first).startswith("process 1 of 3 was lost")
+    assert fail(third, 60).startswith("process 1 of 3 did not answer within 60 s")
+
+
+def test_whoever_has_stopped_is_named(several: Make) -> None:
+    first, second, third = several(3)
+    second._ended.set()
+    third._ended.set()
+    assert fail(first).startswith("processes 1, 2 of 3 were lost")
+
+
+def test_whoever_has_left_because_of_another_is_not_named(several: Make) -> None:
+    first, second, third = several(3)
+    for process in (second, third):
+        process._ended.set()
+    assert second.first_to_fail()
+    assert fail(first).startswith("process 2 of 3 was lost")
+
+
+def test_one_process_speaks_for_all(several: Make) -> None:
+    assert [process.first_to_fail() for process in several(3)] == [True, False, False]
+
+
+def test_a_store_that_is_gone_went_with_the_first_process(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = several(2)
+
+    def gone(*_: object) -> None:
+        raise RuntimeError("connection reset")
+
+    monkeypatch.setattr(HashStore, "get", gone, raising=False)
+    assert fail(second).startswith("process 0 of 2 was lost")
+
+
+def test_only_errors_of_the_network_are_put_down_to_others(several: Make) -> None:
+    first, second = several(2)
+    second._ended.set()
+    with pytest.raises(RuntimeError, match="out of memory"), first.together():
+        raise RuntimeError("out of memory")
+    with pytest.raises(UserError, match="process 1 of 2 was lost"), first.together():
+        raise RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
