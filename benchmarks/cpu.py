@@ -3,8 +3,8 @@
     python benchmarks/cpu.py [--workers 100] [--rounds 2] [--out benchmarks/records/cpu.json]
 
 W1 = FedRep's local work (1 head epoch, 1 representation epoch), W2 = D-PSGD's (1 epoch), on Fashion-MNIST
-(dirichlet:0.3, batch 16) with an MLP 784-200-100-10; a small convolutional net stands beside it. Evaluation is off. Both
-sides run in one process, turn about; only the ratios mean something.
+(dirichlet:0.3, batch 16) with an MLP 784-200-100-10; a small convolutional net stands beside it. Evaluation is off.
+Both sides run in one process, turn about; only the ratios mean something.
 """
 
 import argparse

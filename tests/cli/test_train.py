@@ -89,7 +89,7 @@ def test_a_net_of_ones_own(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mo
 
 
 def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = import_module("manyheads.train")
+    train = import_module("manyheads.rounds")
     real = train.run
 
     def interrupted(session):

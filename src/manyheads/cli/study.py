@@ -160,7 +160,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
         errors = follow(news, as_jobs(missing), args.name, quiet=args.quiet)
     if left := sum(not records.have(trial) for trial in missing) - len(errors):
         print(f"{left} runs are left: the same command makes them.", flush=True)
-    return errors
+    return {name: news.error for name, news in errors.items()}
 
 
 def _runtime(args: argparse.Namespace) -> "Runtime":
