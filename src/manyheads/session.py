@@ -1,7 +1,6 @@
 """A run made ready: data, net, graph, engine and network built from an Experiment, before the first round."""
 
 import copy
-import json
 import os
 import platform
 from dataclasses import dataclass, replace
@@ -13,11 +12,11 @@ import torch
 from torch import nn
 
 import manyheads
-from manyheads.algorithms.base import Algorithm, Context, Rates, State
+from manyheads.algorithms.base import Context, Rates, State
 from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, load
 from manyheads.data.files import Progress
-from manyheads.data.sites import is_per_worker, seen
+from manyheads.data.sites import is_per_worker
 from manyheads.data.sites import load as load_sites
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
@@ -29,12 +28,12 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.models import build
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, needs_loop
-from manyheads.network.base import Network
+from manyheads.network.agreement import NOT_IN_SITES, compare, meet_sites, sizes_in_sites
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
 from manyheads.network.placement import blocks
 from manyheads.network.processes import Processes, join, local_rank
-from manyheads.network.sites import Sites, place, without
+from manyheads.network.sites import Sites, without
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import knows_speed, recipe_for
 from manyheads.topology import Mixing, build_mixing
@@ -104,7 +103,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     """
     device = pick_device(runtime.device)
     processes = join(runtime.timeout, device)
-    data, sites = experiment.data, _meet_sites(experiment, runtime, processes)
+    data, sites = experiment.data, meet_sites(experiment, runtime, processes)
     own = sites.placement[processes.rank] if sites else None
     if isinstance(data, Dataset):
         dataset = data
@@ -114,7 +113,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     experiment = replace(resolve(experiment, dataset), precision=pick_precision(experiment, device))
     algorithm = experiment.algorithm
     if processes.count > 1:
-        _compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
+        compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
     everyone = deal(experiment, dataset, own)
     placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
     federation = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
@@ -155,7 +154,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         rates=rates(experiment),
         objective=single_head(workload.loss),
         class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
-        sizes=_sizes_in_sites(everyone, algorithm, network) if sites else np.array(everyone.train.sizes),
+        sizes=sizes_in_sites(everyone, algorithm, network) if sites else np.array(everyone.train.sizes),
         ids=federation.ids,
         source=workload.source,
         rounds=_given(experiment.rounds),
@@ -172,66 +171,11 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     if random_module := needs_loop(model):
         notes.append(f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round.")
     if sites:
-        notes.append(_NOT_IN_SITES)
+        notes.append(NOT_IN_SITES)
     floor = None if sites else everyone.majority_floor()
     return Session(
         experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
     )
-
-
-_NOT_IN_SITES = "Every site keeps its data and heads: no majority floor, consensus error or simulated time is known."
-
-
-def _meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -> Sites | None:
-    """Who hosts whom, where every worker has a file of its own; None: the data are not in such files."""
-    if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
-        return None
-    if getattr(experiment.algorithm, "evaluate", "own") != "own":
-        raise UserError("--evaluate mean-model needs all models in one place, and sites keep theirs: leave it out.")
-    files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))
-    return Sites(place([json.loads(text) for text in files]), experiment.workers, runtime.site_timeout)
-
-
-def _sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
-    """Train samples of each worker, [N]: those of others only where a server weighs workers by them, else 0."""
-    own = torch.tensor(federation.train.sizes)
-    if algorithm.server and getattr(algorithm, "weighting", "") == "samples":
-        return network.gather(own).numpy()
-    sizes = np.zeros(network.num_workers, dtype=np.int64)
-    sizes[network.workers.start : network.workers.stop] = own
-    return sizes
-
-
-def _compare(
-    processes: Processes, experiment: Experiment, runtime: Runtime, dataset: Dataset, *, in_sites: bool
-) -> None:
-    """Refuse processes that were started with different options, on different data or with different versions.
-
-    Sites have data and folders of their own: of their data only the shape and the number of classes are compared.
-    """
-    options = experiment.describe()
-    settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
-    if in_sites:
-        data = {"samples of shape": list(dataset.x_train.shape[1:]), "number of classes": dataset.num_classes}
-    else:
-        settings.append("out")
-        data = {"content of the data": dataset.digest()[:12]}
-    own = {
-        **options,
-        **options["algorithm"],
-        **{name: str(getattr(runtime, name)) for name in settings},
-        **data,
-        "algorithm": experiment.algorithm.name,
-        "version": f"{manyheads.__version__} with torch {torch.__version__}",
-    }
-    first, *others = map(json.loads, processes.texts(json.dumps(own)))
-    for rank, other in enumerate(others, start=1):
-        for name, value in first.items():
-            if other.get(name) != value:
-                raise UserError(
-                    f"process {rank} was started with {name} {other.get(name)}, process 0 with {name} {value}: "
-                    "give all of them the same options, data and versions."
-                )
 
 
 def _check_theory(runtime: Runtime, ctx: Context) -> None:

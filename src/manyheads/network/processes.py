@@ -19,6 +19,8 @@ from manyheads.errors import UserError
 
 _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
+_BEATS = 8
+"""How many of these one that is not heard of is given."""
 _POLL_SECONDS = 0.02
 _STORE_SECONDS = 5.0
 """How long the store may take to answer. Where the network is cut, it would take a quarter of an hour to say so."""
@@ -139,20 +141,23 @@ class Processes:
     def _missing(self) -> list[int]:
         """The processes that are behind this one, or that have stopped telling where they are."""
 
-        def look() -> tuple[list[str], list[str]]:
+        def look() -> list[int]:
             self._tell()
-            before = self._whereabouts()
-            time.sleep(3 * _BEAT_SECONDS)
-            return before, self._whereabouts()
+            before, missing = self._whereabouts(), []
+            for beat in range(_BEATS):
+                time.sleep(_BEAT_SECONDS)
+                both = enumerate(zip(before, self._whereabouts(), strict=True))
+                missing = [rank for rank, (then, now) in both if self._misses(rank, then, now)]
+                # Those who are only slow come after a while.
+                if beat >= 2 and len(missing) <= 1:
+                    break
+            return missing
 
-        if (found := _ask(look)) is None:
-            # The store lives and dies with the first host.
-            return [0]
-        return [
-            rank
-            for rank, (then, now) in enumerate(zip(*found, strict=True))
-            if rank != self.rank and now != _LEFT and (now == then or int(now.split()[0]) < self._calls)
-        ]
+        # The store lives and dies with the first host.
+        return [0] if (found := _ask(look)) is None else found
+
+    def _misses(self, rank: int, then: str, now: str) -> bool:
+        return rank != self.rank and now != _LEFT and (now == then or int(now.split()[0]) < self._calls)
 
     def _whereabouts(self) -> list[str]:
         """What each process has last said of where it is."""

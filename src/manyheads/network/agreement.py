@@ -1,0 +1,70 @@
+"""What the processes of a run must agree on before it begins: options, data, versions, and who has whose data."""
+
+import json
+
+import numpy as np
+import torch
+
+import manyheads
+from manyheads.algorithms.base import Algorithm
+from manyheads.data import Dataset, Federation
+from manyheads.data.sites import is_per_worker, seen
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.network.base import Network
+from manyheads.network.processes import Processes
+from manyheads.network.sites import Sites, place
+
+NOT_IN_SITES = "Every site keeps its data and heads: no majority floor, consensus error or simulated time is known."
+
+
+def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -> Sites | None:
+    """Who hosts whom, where every worker has a file of its own; None: the data are not in such files."""
+    if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
+        return None
+    if getattr(experiment.algorithm, "evaluate", "own") != "own":
+        raise UserError("--evaluate mean-model needs all models in one place, and sites keep theirs: leave it out.")
+    files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))
+    return Sites(place([json.loads(text) for text in files]), experiment.workers, runtime.site_timeout)
+
+
+def sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
+    """Train samples of each worker, [N]: those of others only where a server weighs workers by them, else 0."""
+    own = torch.tensor(federation.train.sizes)
+    if algorithm.server and getattr(algorithm, "weighting", "") == "samples":
+        return network.gather(own).numpy()
+    sizes = np.zeros(network.num_workers, dtype=np.int64)
+    sizes[network.workers.start : network.workers.stop] = own
+    return sizes
+
+
+def compare(
+    processes: Processes, experiment: Experiment, runtime: Runtime, dataset: Dataset, *, in_sites: bool
+) -> None:
+    """Refuse processes that were started with different options, on different data or with different versions.
+
+    Sites have data and folders of their own: of their data only the shape and the number of classes are compared.
+    """
+    options = experiment.describe()
+    settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
+    if in_sites:
+        data = {"samples of shape": list(dataset.x_train.shape[1:]), "number of classes": dataset.num_classes}
+    else:
+        settings.append("out")
+        data = {"content of the data": dataset.digest()[:12]}
+    own = {
+        **options,
+        **options["algorithm"],
+        **{name: str(getattr(runtime, name)) for name in settings},
+        **data,
+        "algorithm": experiment.algorithm.name,
+        "version": f"{manyheads.__version__} with torch {torch.__version__}",
+    }
+    first, *others = map(json.loads, processes.texts(json.dumps(own)))
+    for rank, other in enumerate(others, start=1):
+        for name, value in first.items():
+            if other.get(name) != value:
+                raise UserError(
+                    f"process {rank} was started with {name} {other.get(name)}, process 0 with {name} {value}: "
+                    "give all of them the same options, data and versions."
+                )
