@@ -179,7 +179,7 @@ class Runtime:
     device: str = "auto"
     """cpu, cuda, cuda:1, or auto."""
     engine: str = "auto"
-    """loop, batched, or auto."""
+    """loop, batched, cuda-graphs, or auto."""
     threads: int | None = None
     """Threads; default: one per core."""
     eval_every: int = 1
