@@ -200,3 +200,12 @@ def test_mobiact_missing_or_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.savez(tmp_path / "mobiact6.npz", x=X, y=Y)
     with pytest.raises(UserError, match=r"mobiact6\.npz holds samples of shape \[4\]"):
         load("mobiact", tmp_path)
+
+
+def test_an_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
+    assert load(save(tmp_path, x=X, y=Y, num_classes=9)).num_classes == 9
+    with pytest.raises(UserError, match=r"mine\.npz.* label 4; labels must lie in 0\.\.2"):
+        load(save(tmp_path, x=X, y=Y, num_classes=3))
+    for wrong in (0, 2.5, [5]):
+        with pytest.raises(UserError, match=r"mine\.npz: num_classes is .*; give one whole number above 0"):
+            load(save(tmp_path, x=X, y=Y, num_classes=wrong))

@@ -214,3 +214,16 @@ def test_test_samples_nobody_trains_on_are_left_out_and_noted(toy: Make) -> None
 def test_wrong_validation(digits: Dataset, part: float) -> None:
     with pytest.raises(UserError, match=r"validation .*: give the part"):
         federate(digits, workers=2, split="iid", validation=part, seed=1)
+
+
+def test_a_part_of_the_workers_holds_out_and_names_classes_as_among_all() -> None:
+    """What a worker draws is its id's, whoever is beside it."""
+    parts = [(torch.randn(12 + worker, 3), torch.arange(12 + worker) % 4) for worker in range(5)]
+    options = {"split": "natural", "relabel": True, "validation": 0.3, "seed": 3}
+    whole = federate(arrays.from_workers(parts), workers=5, **options)
+    part = federate(arrays.from_workers(parts[2:4]), workers=2, first=2, **options)
+    assert part.ids == (2, 3)
+    for mine, all_ in ((part.train, whole.train), (part.validation, whole.validation), (part.test, whole.test)):
+        for row, worker in enumerate(part.ids):
+            assert torch.equal(mine.x[mine.index[mine.rows(row)]], all_.x[all_.index[all_.rows(worker)]])
+            assert torch.equal(mine.y[mine.rows(row)], all_.y[all_.rows(worker)])
