@@ -14,7 +14,7 @@ import torch
 from manyheads.algorithms import REGISTRY
 from manyheads.compare import Job, News, distinct, labels, plan, run_jobs
 from manyheads.errors import UserError
-from manyheads.experiment import Runtime
+from manyheads.experiment import Experiment, Runtime
 
 ONE = Runtime(device="cpu", threads=1)
 TWO = Runtime(device="cpu", threads=2)
@@ -133,3 +133,17 @@ def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_end
     for one, other in zip(here, there, strict=True):
         for name in ("models.safetensors", "workers.jsonl", "partition.safetensors"):
             assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+
+
+def test_a_finished_run_on_a_file_that_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    x, y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
+    np.savez(path, x=x, y=y)
+    experiment = Experiment(data=str(path), model="mlp:4", split="iid", workers=2, rounds=1)
+    jobs = plan(distinct([experiment], ONE), tmp_path / "runs")
+    assert [item.state for item in run_jobs(jobs, ONE)] == ["running", "finished"]
+    assert list(run_jobs(jobs, ONE)) == [News(0, "finished", 1)]
+    np.savez(path, x=x + 1, y=y)
+    (refused,) = run_jobs(jobs, ONE)
+    assert refused.state == "failed"
+    assert f"other data than {path} holds now" in refused.error

@@ -20,12 +20,13 @@ from typing import Any, Literal
 import torch
 
 from manyheads.data import load
+from manyheads.data.federation import saved_content
 from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.record import Record
 from manyheads.rounds import run
 from manyheads.session import connect, deal, initial_model, open_session, pick_device, pick_precision, resolve
-from manyheads.store import RunDirectory
+from manyheads.store import PARTITION, RunDirectory
 
 
 @dataclass(frozen=True)
@@ -124,9 +125,11 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
     On the CPU each core takes a run at a time in a process of its own; a GPU takes one after the other, as does a
     single core (``threads=1``). Closing the generator stops the processes; nothing of theirs is lost.
     """
-    waiting = []
+    waiting, digest = [], cache(lambda path: load(path).digest())
     for number, job in enumerate(jobs):
-        if job.finished:
+        known = saved_content(job.path / PARTITION)
+        # A finished run on a file that has changed since is opened all the same, to be refused.
+        if job.finished and (known is None or known == digest(job.experiment.data)):
             yield News(number, "finished", job.rounds)
         else:
             waiting.append(number)

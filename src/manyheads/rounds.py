@@ -26,7 +26,7 @@ from manyheads.metrics.theory import theory_terms
 from manyheads.network.sites import resume_round
 from manyheads.record import Record
 from manyheads.session import Session, open_session
-from manyheads.store import RunDirectory
+from manyheads.store import PARTITION, RunDirectory
 
 _CHECKPOINT_SHARE = 0.05
 _DISK_BYTES_PER_SECOND = 200e6
@@ -68,7 +68,7 @@ def run(session: Session) -> Iterator[Step]:
             )
         if sharers.rank == 0:
             options = {"resume": runtime.resume, "patience": sharers.patience}
-            directory = RunDirectory.open(directory.path, experiment, **options)
+            directory = RunDirectory.open(directory.path, experiment, content=session.everyone.content, **options)
             stack.enter_context(directory.lock(sharers.patience))
         finished = directory.finished(ctx.rounds)
         if processes.total(sharers.rank == 0 and finished):
@@ -96,7 +96,7 @@ def run(session: Session) -> Iterator[Step]:
         if sharers.rank == 0:
             if directory.cut_back(round) or round:
                 session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
-            session.everyone.save(directory.path / "partition.safetensors")
+            session.everyone.save(directory.path / PARTITION)
         if state is not None and round == ctx.rounds:
             # Killed between its last checkpoint and its summary.
             saver.finish(state, directory.record(round))

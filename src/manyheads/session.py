@@ -14,7 +14,7 @@ from torch import nn
 import manyheads
 from manyheads.algorithms.base import Context, Rates, State
 from manyheads.algorithms.phases import WHOLE
-from manyheads.data import Dataset, Federation, federate, load
+from manyheads.data import Dataset, Federation, federate, is_own_file, load
 from manyheads.data.files import Progress
 from manyheads.data.sites import is_per_worker
 from manyheads.data.sites import load as load_sites
@@ -210,7 +210,7 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
 def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
     """Who holds what of a data set; of one that has the samples of some workers only, these are named."""
     workers = range(experiment.workers) if hosted is None else hosted
-    return federate(
+    federation = federate(
         dataset,
         workers=len(workers),
         first=workers.start,
@@ -220,6 +220,7 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
         validation=experiment.validation,
         seed=experiment.seed,
     )
+    return replace(federation, content=dataset.digest() if is_own_file(experiment.data) else None)
 
 
 def connect(experiment: Experiment) -> Mixing:

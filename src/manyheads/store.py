@@ -5,6 +5,7 @@
     experiment.json         what is computed, complete and canonical
     metrics.jsonl           a line for every evaluated round
     workers.jsonl           the same rounds, with the values of every worker
+    partition.safetensors   who holds which sample, and the fingerprint of data of the user's own
     checkpoint/             the state, to continue from
     model.json              what it takes to build the net again
     models.safetensors      what every worker deploys, [workers, ...], at the end
@@ -28,6 +29,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.checkpoint import Snapshot, latest_round, newest, read
+from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import disk_errors, to_json, write_atomically, write_tensors
@@ -38,6 +40,7 @@ from manyheads.tree import Buffers, Params
 
 _EXPERIMENT, _METRICS, _WORKERS, _SUMMARY = "experiment.json", "metrics.jsonl", "workers.jsonl", "summary.json"
 _MODEL, _MODELS = "model.json", "models.safetensors"
+PARTITION = "partition.safetensors"
 _NAMED_DIFFERENCES = 3
 _LOCK_POLL_SECONDS = 0.2
 
@@ -49,8 +52,13 @@ class RunDirectory:
     path: Path
 
     @staticmethod
-    def open(path: Path, experiment: Experiment, *, resume: bool, patience: float = 0.0) -> "RunDirectory":
-        """Make a run directory, or take up one of the same experiment; anything else is refused and left as it is."""
+    def open(
+        path: Path, experiment: Experiment, *, resume: bool, patience: float = 0.0, content: str | None = None
+    ) -> "RunDirectory":
+        """Make a run directory, or take up one of the same experiment; anything else is refused and left as it is.
+
+        ``content`` is the fingerprint of data that are named by a file, which may have changed since.
+        """
         if resume and not path.exists():
             raise UserError(f"--resume: there is no run in {path}. Leave --resume out to start one.")
         if path.exists() and not path.is_dir():
@@ -61,7 +69,7 @@ class RunDirectory:
                 raise UserError(f"{path} is not empty and no run directory: choose another --out.")
             path.mkdir(parents=True, exist_ok=True)
         with directory.lock(patience):
-            directory._take_up(experiment)
+            directory._take_up(experiment, content)
         return directory
 
     @contextmanager
@@ -158,8 +166,8 @@ class RunDirectory:
         with disk_errors(path), path.open("ab") as file:
             file.write((to_json(value) + "\n").encode())
 
-    def _take_up(self, experiment: Experiment) -> None:
-        """Write experiment.json, unless one is there: that one must be of the same run."""
+    def _take_up(self, experiment: Experiment, content: str | None) -> None:
+        """Write experiment.json, unless one is there: that one must be of the same run, on the same data."""
         assert experiment.rounds is not None, "an experiment is completed before it is run"
         for part in self.path.glob(".*.part"):
             part.unlink()
@@ -172,6 +180,11 @@ class RunDirectory:
                 raise UserError(
                     f"{self.path} holds another experiment ({'; '.join(differences[:_NAMED_DIFFERENCES])}):"
                     " choose another --out, or give the options it was started with."
+                )
+            if saved_content(self.path / PARTITION) not in (None, content):
+                raise UserError(
+                    f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
+                    " or choose another --out."
                 )
             if self.finished(experiment.rounds) or stored.get("rounds") == experiment.rounds:
                 return

@@ -5,6 +5,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from manyheads.algorithms import REGISTRY
@@ -71,6 +72,30 @@ def test_another_experiment_is_not_overwritten(capsys: pytest.CaptureFixture) ->
     (line,) = capsys.readouterr().err.splitlines()
     assert "run holds another experiment (seed 1 there, 2 here)" in line
     assert Path("run/summary.json").read_bytes() == kept
+
+
+def _files(out: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+
+
+def test_data_that_changed_under_their_name_are_another_experiment(capsys: pytest.CaptureFixture) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.normal(size=(80, 5)), rng.integers(3, size=80)
+    np.savez("mine.npz", x=x, y=y)
+    words = ["local", "--data", "mine.npz", *SMALL, "--split", "iid", "--out", "run"]
+    _train(capsys, *words)
+    before = _files(Path("run"))
+    # The same arrays in another file are the same data.
+    np.savez_compressed("mine.npz", y=y, x=x)
+    _train(capsys, *words)
+    # One number in one sample, which no shard's labels show.
+    x[7, 2] += 1
+    np.savez("mine.npz", x=x, y=y)
+    for more in ([], ["--rounds", "3"]):
+        assert main(["train", *words, *more]) == 2
+        said = "run was begun on other data than mine.npz holds now: put them back, or choose another --out.\n"
+        assert capsys.readouterr().err.endswith(said)
+        assert _files(Path("run")) == before
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -9,9 +9,14 @@ from manyheads.data.files import Progress
 from manyheads.data.shards import Shards
 from manyheads.errors import unknown
 
-__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "load"]
+__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_own_file", "load"]
 
 NAMES = ("digits", "cifar10", "cifar100", "fashion-mnist", "harbox", "mobiact")
+
+
+def is_own_file(data: object) -> bool:
+    """Whether data are named by the path of the user's own file, and not by the name of a data set."""
+    return isinstance(data, str) and data not in NAMES
 
 
 def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import safetensors
@@ -43,6 +44,8 @@ class Federation:
     """Of one sample."""
     notes: tuple[str, ...] = ()
     """What the user should know about the split, one line each."""
+    content: str | None = None
+    """The data set's fingerprint where it is a file of the user's own, which may change; None: its name says it all."""
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -99,7 +102,12 @@ class Federation:
 
     def save(self, path: str | Path) -> None:
         """Write the partition, without the pools, as one safetensors file that appears whole or not at all."""
-        about = {"num_workers": self.num_workers, "notes": self.notes, "digest": self.digest()}
+        about = {
+            "num_workers": self.num_workers,
+            "notes": self.notes,
+            "digest": self.digest(),
+            "content": self.content,
+        }
         content = safetensors.torch.save(self.indices(), {"federation": json.dumps(about)})
         write_atomically(Path(path), content)
 
@@ -108,7 +116,7 @@ class Federation:
         """A saved federation of the same data set."""
         try:
             with safetensors.safe_open(path, "pt") as file:
-                about = json.loads(file.metadata()["federation"])
+                about = _about(file)
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError) as error:
             raise UserError(
@@ -134,6 +142,7 @@ class Federation:
             num_classes=data.num_classes,
             input_shape=tuple(data.x_train.shape[1:]),
             notes=tuple(about["notes"]),
+            content=about["content"],
         )
         if federation.digest() != about["digest"]:
             raise UserError(
@@ -188,6 +197,15 @@ def federate(
     )
 
 
+def saved_content(path: Path) -> str | None:
+    """The fingerprint of the user's own data that a partition was saved with; None: it has none, or is not there."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return _about(file).get("content")
+    except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError):
+        return None
+
+
 def describe(federation: Federation) -> list[tuple[str, str]]:
     """What a person wants to know about a split, as (name, value) lines."""
     lines = [("data", federation.name), ("workers", str(len(federation.ids)))]
@@ -208,6 +226,11 @@ def describe(federation: Federation) -> list[tuple[str, str]]:
         ]
     lines.append(("workers without test samples", str(federation.test.sizes.count(0))))
     return lines + [("note", note) for note in federation.notes]
+
+
+def _about(file: safetensors.safe_open) -> dict[str, Any]:
+    """What a partition's file says about it beside the tensors."""
+    return json.loads(file.metadata()["federation"])
 
 
 def _spread(sizes: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from manyheads.experiment import Runtime
 from manyheads.join import join
 from manyheads.rounds import run
 from manyheads.session import open_session, pick_device
-from manyheads.store import Run, RunDirectory
+from manyheads.store import PARTITION, Run, RunDirectory
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
 
@@ -118,11 +118,11 @@ class Runner:
         session = open_session(trial.experiment, replace(runtime, out=None))
         # Beside the one with weights that new workers would look for.
         path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
-        directory = RunDirectory.open(path, session.experiment, resume=False)
+        directory = RunDirectory.open(path, session.experiment, resume=False, content=session.everyone.content)
         record = None
         with directory.lock():
             directory.cut_back(0)
-            session.everyone.save(directory.path / "partition.safetensors")
+            session.everyone.save(directory.path / PARTITION)
             for step in run(session):
                 if step.record is not None:
                     record = step.record
