@@ -49,11 +49,10 @@ def test_a_system_keeps_its_colour_whoever_stands_beside_it(tmp_path: Path, writ
 
 
 def test_the_texts_explain_what_there_is_to_see(chapters: list[Chapter]):
-    learning, _, graph, similar, *_ = chapters
+    learning, _, _, similar, *_ = chapters
     assert "Dashed: needs a server." in learning.text
     assert "sends nothing" not in learning.text
     assert "over seeds" not in learning.text
-    assert "spectral gap of ring" in graph.text
     assert similar.rows[0][0].startswith("DePRL (correlation of heads with data: ")
 
 

@@ -26,6 +26,11 @@ def test_a_few_systems_are_named_in_the_title_and_many_below_it(tmp_path: Path, 
     )
 
 
+def test_who_names_classes_in_an_order_of_its_own_is_said(tmp_path: Path, write_run):
+    write_run(tmp_path / "run", relabel=True)
+    assert "every worker naming the classes in its own order" in conditions(collect(tmp_path))
+
+
 def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):
     scores = {"deprl": (0.91, 0.93), "d-psgd": (0.88, 0.91)}
     for algorithm, values in scores.items():

@@ -5,11 +5,12 @@ from manyheads.report.options import options_apart, own_options, shared_options
 
 
 def test_what_is_not_the_default_is_marked(tmp_path: Path, write_run):
-    write_run(tmp_path / "run", own={"head_epochs": 5, "body_steps": 3}, workers=8, lr=0.123)
+    write_run(tmp_path / "run", own={"head_epochs": 5, "body_steps": 3}, workers=8, lr=0.123, precision="tf32")
     comparison = collect(tmp_path)
     shared = {option.name: option for option in shared_options(comparison)}
     assert {name for name, option in shared.items() if option.changed} == {"workers", "split", "rounds", "lr"}
     assert shared["lr"].value == "0.123"
+    assert shared["precision"].value == "tf32"
     assert "head" not in shared
     assert next(iter(shared)) == "data"
     own = {option.name: (option.value, option.changed) for option in own_options(comparison.systems[0])}

@@ -50,6 +50,13 @@ def test_means_are_those_of_the_runs(tables):
     assert float(last[0]["mean"]) == pytest.approx(float(line["accuracy_mean"]))
 
 
+def test_the_mixing_of_every_run_on_a_graph_is_there(tables):
+    rows = tables["mixing.csv"]
+    assert [(row["system"], row["seed"]) for row in rows] == [("DePRL", "1"), ("DePRL", "2")]
+    assert {row["theorem_1"] for row in rows} == {"vacuous"}
+    assert float(rows[0]["log10_rounds_repaired"]) > float(rows[0]["log10_rounds_printed"]) > 9
+
+
 def test_similarities_are_written_as_they_are(tmp_path: Path, write_run):
     run = write_run(tmp_path / "a", similarity=True)
     text = dict(csv_files(collect(tmp_path)))["similarity-deprl-heads.csv"]

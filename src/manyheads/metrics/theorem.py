@@ -62,13 +62,20 @@ def constants(smallest_weight: float, num_workers: int, *, lipschitz: float = 1.
     return TheoremConstants(*(value * log10(e) for value in (log_c, log_gap, log_beta, printed, repaired)))
 
 
-def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
-    """Theorem 1's constants for a mixing as (label, value) lines, the spectral gap beside them."""
+def of_mixing(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> TheoremConstants | None:
+    """The constants of a mixing; None: the theorem does not apply, as it takes one doubly stochastic P that mixes."""
     matrix = mixing.rows(0).dense()
     smallest = float(matrix[matrix > 0].min())
     if mixing.period != 1 or not mixing.doubly_stochastic or smallest == 1:
+        return None
+    return constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau)
+
+
+def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
+    """Theorem 1's constants for a mixing as (label, value) lines, the spectral gap beside them."""
+    found = of_mixing(mixing, lipschitz=lipschitz, tau=tau)
+    if found is None:
         return [("theorem 1", "does not apply: it takes one doubly stochastic P for all rounds, in which workers mix")]
-    found = constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau)
     gap = spectral(mixing).gap
     said = "vacuous" if found.vacuous else "within reach"
     return [

@@ -9,10 +9,11 @@ from manyheads.algorithms import REGISTRY
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, slugs
+from manyheads.report.mixing import steady_mixing
 from manyheads.report.numbers import Curve, curve, majority_floor, sorted_workers, worker_accuracies
 from manyheads.report.pictures import Axis, Line, Picture
 from manyheads.terminal import human_bytes, human_seconds
-from manyheads.topology import Mixing, build_mixing, edges, layout, spectral
+from manyheads.topology import edges, layout
 
 _ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 _RANK = Axis("workers, from the lowest accuracy to the highest", lambda value: f"rank {value:.0f}", whole=True)
@@ -140,7 +141,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
     row = []
     for line, slug, found in zip(drawn, slugs(line.label for line in drawn), values, strict=True):
         if found:
-            run, mixing = line.runs[0], _mixing(line.runs[0])
+            run, mixing = line.runs[0], steady_mixing(line.runs[0])
             graph = run.options["graph"]
             title = f"{line.label}, {'no exchange' if line.silent else graph}"
             args = (layout(mixing), edges(mixing) if run.on_graph else [], found, limits, show)
@@ -149,22 +150,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
         "Who mixes with whom, and how well each worker fares after the last round "
         f"(seed {drawn[0].runs[0].seed}). Yellow is the highest accuracy."
     )
-    if mixed := next((line.runs[0] for line in drawn if line.runs[0].on_graph), None):
-        text += f" The spectral gap of {mixed.options['graph']} is {spectral(_mixing(mixed)).gap:.2g}."
     return Chapter("The graph", text, (("", tuple(row)),), small=True)
-
-
-def _mixing(run: Finished) -> Mixing:
-    """A run's mixing without failures; a ring, which is a circle, where there is none."""
-    options = run.options
-    return build_mixing(
-        options["graph"] if run.on_graph else "ring",
-        options["workers"],
-        weights=options.get("weights") or "metropolis",
-        redraw=run.on_graph and bool(options.get("redraw")),
-        seed=run.seed,
-        allow_row_stochastic=True,
-    )
 
 
 def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:

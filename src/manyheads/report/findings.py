@@ -23,6 +23,8 @@ def conditions(comparison: Comparison) -> str:
     """What the systems share, which of them there are where the title has no room for them, and the grid."""
     names, shared, seeds = [system.label for system in comparison.systems], comparison.shared, comparison.seeds
     parts = [text.format(shown(shared[name])) for name, text in _CONDITIONS.items() if name in shared]
+    if shared.get("relabel"):
+        parts.append("every worker naming the classes in its own order")
     parts.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({', '.join(map(str, seeds))})")
     said = f"{', '.join(parts)}."
     if len(names) > _MOST_NAMED:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from manyheads.algorithms import REGISTRY
+from manyheads.data.dataset import RAW
 from manyheads.experiment import Experiment, option_defaults
 from manyheads.recipes import RECIPES, Recipe
 from manyheads.report.comparison import Comparison, System, shown, words
@@ -22,10 +23,13 @@ class Option:
 def shared_options(comparison: Comparison) -> list[Option]:
     """The options of all runs, in the order of an Experiment; the data set's recipe is the default of its values."""
     data = comparison.shared.get("data")
-    recipe = RECIPES.get(data) if isinstance(data, str) else None
+    recipe = RECIPES.get(data.removesuffix(RAW)) if isinstance(data, str) else None
     defaults = (Experiment() if recipe is None else Experiment().complete(recipe)).describe()
-    # Without a recipe nobody knows what these would have been; the weights are the algorithm's to choose.
-    unknown = {"weights"} if recipe else {"weights", "step_seconds", *(spec.name for spec in fields(Recipe))}
+    # The weights are the algorithm's to choose, the precision is the device's.
+    unknown = {"weights", "precision"}
+    if recipe is None:
+        # Nobody knows what these would have been.
+        unknown |= {"step_seconds", *(spec.name for spec in fields(Recipe))}
     return _options(
         comparison.shared, {name: value for name, value in defaults.items() if name not in unknown}, defaults
     )

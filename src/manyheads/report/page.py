@@ -8,7 +8,7 @@ from typing import Any
 
 import manyheads
 from manyheads.files import disk_errors, write_atomically
-from manyheads.report import findings, options, table
+from manyheads.report import findings, mixing, options, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
 from manyheads.report.comparison import Comparison, collect, shown, words
 from manyheads.report.spreadsheets import csv_files
@@ -75,6 +75,8 @@ def _render(comparison: Comparison, parts: list[Part], by_system: list[Chapter],
         headers=table.headers(comparison),
         rows=table.rows(comparison),
         meanings=[column for column in table.COLUMNS if column.meaning],
+        mixings=mixing.rows(comparison),
+        constants=mixing.CONSTANTS,
         parts=parts,
         by_system=by_system,
         shared=options.shared_options(comparison),

@@ -7,6 +7,7 @@ from typing import Any
 
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, slugs
+from manyheads.report.mixing import mixed_by
 from manyheads.report.numbers import at_end, best_system, curve, difference
 from manyheads.report.table import COLUMNS
 
@@ -20,6 +21,7 @@ def csv_files(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "runs.csv", _csv(_of_runs(comparison, lambda run: [_plain(run.summary)]))
     yield "rounds.csv", _csv(_of_runs(comparison, lambda run: run.metrics))
     yield "workers.csv", _csv(_of_runs(comparison, _workers))
+    yield "mixing.csv", _csv(_of_runs(comparison, _mixing))
     yield "options.csv", _csv(_of_runs(comparison, lambda run: [{**run.options, **run.own}]))
     yield from _similarities(comparison)
 
@@ -76,6 +78,12 @@ def _workers(run: Finished) -> Iterator[Line]:
     columns = {name: values for name, values in run.workers.items() if isinstance(values, list)}
     for worker in range(max(map(len, columns.values()), default=0)):
         yield {"worker": worker, **{name: values[worker] for name, values in columns.items() if worker < len(values)}}
+
+
+def _mixing(run: Finished) -> Iterator[Line]:
+    """The spectral gap and Theorem 1's constants of a run on a graph."""
+    if (mixed := mixed_by(run)) is not None:
+        yield {"graph": run.options["graph"], "workers": run.options["workers"], **mixed.numbers}
 
 
 def _plain(summary: Line) -> Line:

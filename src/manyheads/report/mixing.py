@@ -1,0 +1,103 @@
+"""How fast the runs' graphs mix, and what the paper's Theorem 1 makes of them."""
+
+from dataclasses import asdict, astuple, dataclass
+from functools import cache
+from typing import Any
+
+from manyheads.metrics.theorem import TheoremConstants, of_mixing
+from manyheads.report.collect import Finished
+from manyheads.report.comparison import Comparison, shown, words
+from manyheads.topology import Mixing, build_mixing, spectral
+
+CONSTANTS = ("C", "1 − q", "largest β", "fewest rounds, as printed", "fewest rounds, repaired")
+"""What the fields of TheoremConstants are called."""
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """What there is to know about a mixing."""
+
+    gap: float
+    constants: TheoremConstants | None
+    """For L = 1 and tau = 2; None: the theorem does not speak of such a mixing."""
+
+    @property
+    def verdict(self) -> str:
+        """What the theorem is good for here."""
+        if self.constants is None:
+            return "does not apply"
+        return "vacuous" if self.constants.vacuous else "within reach"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Everything by name, for a spreadsheet."""
+        powers = {} if self.constants is None else asdict(self.constants)
+        found = {f"log10_{name}": power for name, power in powers.items()}
+        return {"spectral_gap": self.gap, "theorem_1": self.verdict, **found}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A mixing and the systems that use it."""
+
+    graph: str
+    """With everything that makes its mixing another one."""
+    workers: int
+    systems: str
+    gap: str
+    powers: tuple[str, ...]
+    """log10 of the constants, in the order of CONSTANTS; empty where the theorem does not apply."""
+    verdict: str
+
+
+def rows(comparison: Comparison) -> list[Row]:
+    """The different mixings of the first seed, each once."""
+    users: dict[tuple[str, int, Mixed], dict[str, None]] = {}
+    for (i, _), (run, *_) in sorted(comparison.cells.items()):
+        if (mixed := mixed_by(run)) is not None:
+            users.setdefault((_name(run), run.options["workers"], mixed), {})[comparison.systems[i].label] = None
+    return [
+        Row(graph, workers, ", ".join(systems), f"{mixed.gap:.2g}", _powers(mixed.constants), mixed.verdict)
+        for (graph, workers, mixed), systems in users.items()
+    ]
+
+
+def mixed_by(run: Finished) -> Mixed | None:
+    """How a run's workers mix; None: they do not, or with a server."""
+    return _mixed(**_options(run)) if run.on_graph else None
+
+
+def steady_mixing(run: Finished) -> Mixing:
+    """A run's mixing without failures; a ring, which is a circle, where there is none."""
+    options = _options(run) if run.on_graph else {"graph": "ring", "num_workers": run.options["workers"]}
+    return build_mixing(**{**options, "link_failure": 0.0, "worker_failure": 0.0}, allow_row_stochastic=True)
+
+
+@cache
+def _mixed(**options: Any) -> Mixed:
+    mixing = build_mixing(**options, allow_row_stochastic=True)
+    return Mixed(spectral(mixing).gap, of_mixing(mixing))
+
+
+def _options(run: Finished) -> dict[str, Any]:
+    options = run.options
+    return {
+        "graph": options["graph"],
+        "num_workers": options["workers"],
+        "weights": options.get("weights") or "metropolis",
+        "redraw": bool(options.get("redraw")),
+        "link_failure": options.get("link_failure", 0.0),
+        "worker_failure": options.get("worker_failure", 0.0),
+        "seed": run.seed,
+    }
+
+
+def _name(run: Finished) -> str:
+    """A run's graph and what else makes its mixing."""
+    options = _options(run)
+    usual = {"weights": "metropolis", "redraw": False, "link_failure": 0.0, "worker_failure": 0.0}
+    return ", ".join([options["graph"], *(f"{words(n)} {shown(options[n])}" for n in usual if options[n] != usual[n])])
+
+
+def _powers(constants: TheoremConstants | None) -> tuple[str, ...]:
+    return () if constants is None else tuple(f"{power:.1f}".replace("-", "−") for power in astuple(constants))
