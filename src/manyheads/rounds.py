@@ -25,7 +25,7 @@ from manyheads.metrics.similarity import mean_off_diagonal, similarities
 from manyheads.metrics.theory import theory_terms
 from manyheads.network.sites import resume_round
 from manyheads.record import Record
-from manyheads.session import Session, open_session
+from manyheads.session import Session, open_session, place
 from manyheads.store import PARTITION, RunDirectory
 
 _CHECKPOINT_SHARE = 0.05
@@ -232,10 +232,8 @@ def _restore(session: Session, snapshot: Snapshot) -> State:
     traffic = session.ctx.network.traffic
     traffic.sent, traffic.received = snapshot.sent.copy(), snapshot.received.copy()
     traffic.on_wire = snapshot.on_wire
-    return State(
-        {name: leaf.to(session.device) for name, leaf in snapshot.params.items()},
-        {name: leaf.to(session.device) for name, leaf in snapshot.buffers.items()},
-    )
+    engine, device = session.ctx.engine, session.device
+    return State(place(snapshot.params, engine, device), place(snapshot.buffers, engine, device))
 
 
 def _speed(experiment: Experiment) -> Speed:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 import manyheads
+from manyheads import host_memory
 from manyheads.algorithms.base import Context, Rates, State
 from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, is_own_file, load
@@ -20,8 +21,8 @@ from manyheads.data.sites import is_per_worker
 from manyheads.data.sites import load as load_sites
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
-from manyheads.engine.cuda_graphs.precision import Precision
-from manyheads.engine.phase import accuracy, cross_entropy, single_head
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.phase import Engine, accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
@@ -37,7 +38,7 @@ from manyheads.network.sites import Sites, without
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import knows_speed, recipe_for
 from manyheads.topology import Mixing, build_mixing
-from manyheads.tree import Params, repeat, stack
+from manyheads.tree import Params, stack
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,10 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
 
     ``progress`` is called while a data set is downloaded.
     """
+    if runtime.deterministic:
+        # Read when the GPU's library for products starts, which is before anything else here.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    host_memory.release()
     device = pick_device(runtime.device)
     processes = join(runtime.timeout, device)
     data, sites = experiment.data, meet_sites(experiment, runtime, processes)
@@ -159,8 +164,8 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         source=workload.source,
         rounds=_given(experiment.rounds),
         seed=experiment.seed,
-        initial=_first_state(model, len(federation.ids), device),
-        random_heads=_random_heads(model, experiment, federation.ids, device),
+        initial=_first_state(model, len(federation.ids), engine, device),
+        random_heads=place(_random_heads(model, experiment, federation.ids), engine, device),
         share_statistics=experiment.norm == "shared",
     )
     _check_theory(runtime, ctx)
@@ -304,14 +309,26 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _first_state(model: Split, num_workers: int, device: torch.device) -> State:
-    params = {name: p.detach().to(device) for name, p in model.named_parameters()}
+def place(leaves: Params, engine: Engine, device: torch.device) -> Params:
+    """Leaves put where the workers' rows are kept: on the device, or in host memory that the engine streams from."""
+    if isinstance(engine, CudaGraphsEngine) and engine.rows_on_host:
+        return host_memory.pinned(leaves)
+    return {name: leaf.to(device) for name, leaf in leaves.items()}
+
+
+def _first_state(model: Split, num_workers: int, engine: Engine, device: torch.device) -> State:
+    """The same weights for every worker, in memory for one: nobody writes into a state."""
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
     persistent = model.state_dict().keys()
-    buffers = {name: b.to(device) for name, b in model.named_buffers() if name in persistent}
-    return State(repeat(params, num_workers), repeat(buffers, num_workers))
+    buffers = {name: b.clone() for name, b in model.named_buffers() if name in persistent}
+
+    def everyone(leaves: Params) -> Params:
+        return {name: leaf.expand(num_workers, *leaf.shape) for name, leaf in place(leaves, engine, device).items()}
+
+    return State(everyone(params), everyone(buffers))
 
 
-def _random_heads(model: Split, experiment: Experiment, ids: tuple[int, ...], device: torch.device) -> Params:
+def _random_heads(model: Split, experiment: Experiment, ids: tuple[int, ...]) -> Params:
     """A head of its own for each worker, where the algorithm wants that."""
     if getattr(experiment.algorithm, "heads", "same") != "random":
         return {}
@@ -322,7 +339,7 @@ def _random_heads(model: Split, experiment: Experiment, ids: tuple[int, ...], de
             for module in head.modules():
                 if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv1d)):
                     module.reset_parameters()
-        return {f"head.{name}": p.detach().to(device) for name, p in head.named_parameters()}
+        return {f"head.{name}": p.detach() for name, p in head.named_parameters()}
 
     return stack(draw(worker) for worker in ids)
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, stacked
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
@@ -239,6 +240,15 @@ def test_nothing_depends_on_slots_or_chunks(net: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("net", ["chain", "other"])
+def test_stacks_beside_each_other(net: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacked, "STACKS", 2)
+    sizes = tuple(range(1, 40, 2))
+    sides = Sides(make_model(net, torch.float64), device, precision="float64", sizes=sizes, num_slots=3, num_stacked=17)
+    sides.check(phase_of(WHOLE, amount=Epochs(1)), workers=torch.tensor([k for k in range(20) if k != 7]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("net", NETS)
 def test_scores(net: str, device: str) -> None:
     sides = Sides(make_model(net, torch.float64), device, precision="float64")
@@ -281,12 +291,21 @@ def test_bf16_stays_near_and_keeps_its_copy(net: str, device: str) -> None:
 @pytest.mark.parametrize("net", NETS)
 def test_rows_in_host_memory(net: str) -> None:
     sides = Sides(make_model(net, torch.float64), "cuda", precision="float64")
-    params, buffers = ({n: leaf.cpu().pin_memory() for n, leaf in t.items()} for t in (sides.params, sides.buffers))
+    params, buffers = (host_memory.pinned(tree) for tree in (sides.params, sides.buffers))
     for phase in (PHASES["whole"], PHASES["head"]):
         expected = sides.ours.fit(sides.params, sides.buffers, phase, 0, workers=torch.tensor([2, 0]))
         result = sides.ours.fit(params, buffers, phase, 0, workers=torch.tensor([2, 0]))
         close(result.params, {n: leaf.cpu() for n, leaf in expected.params.items()}, 1e-12)
         close(result.buffers, {n: leaf.cpu() for n, leaf in expected.buffers.items()}, 1e-12)
+    scores = (
+        sides.ours.evaluate(p, b, sides.work.train) for p, b in ((sides.params, sides.buffers), (params, buffers))
+    )
+    torch.testing.assert_close(*(score.loss for score in scores), equal_nan=True)
+    with_samples = Sides(make_model(net, torch.float64), "cuda", precision="float64", sizes=(9, 4, 17))
+    params, buffers = (host_memory.pinned(tree) for tree in (with_samples.params, with_samples.buffers))
+    expected = with_samples.ours.gradient(with_samples.params, with_samples.buffers, phase_of(BODY), 1)
+    result = with_samples.ours.gradient(params, buffers, phase_of(BODY), 1)
+    close(result, {n: leaf.cpu() for n, leaf in expected.items()}, 1e-12)
 
 
 def test_recordings_are_made_once() -> None:

@@ -44,7 +44,7 @@ def is_chain(model: Split) -> bool:
 
 
 @dataclass(frozen=True)
-class _Contribution:
+class Contribution:
     """A layer's weight gradient in factors: output gradients [A, B, out] and inputs [A, B, in]."""
 
     name: str
@@ -76,29 +76,29 @@ class ChainKernel:
     def step(self, batch: Batch) -> Tensor:
         keys = dropout_keys(self.layers, self.dropouts, batch.dropout_base, batch.step)
         body_train = self.body_moves or self.phase.frozen == "train"
-        features, body_tape = self._forward(self.body, batch.x, keys, body_train)
+        features, body_tape = self.forward(self.body, batch.x, keys, body_train)
         tapes, outputs = {}, {}
         for name, layers in self.heads.items():
-            output, tapes[name] = self._forward(layers, features, keys, True)
+            output, tapes[name] = self.forward(layers, features, keys, True)
             outputs[name] = output.detach().requires_grad_()
         total, sums = stacked_losses(self.phase, outputs, batch)
         gradients = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
 
-        contributions: list[_Contribution] = []
+        contributions: list[Contribution] = []
         into_features: Tensor | None = None
         for (name, layers), gradient in zip(self.heads.items(), gradients, strict=True):
             if gradient is None:
                 continue
             deeper = self.body_moves and name not in self.model.detached
-            back = self._backward(layers, tapes[name], gradient, name in self.phase.update, deeper, contributions)
+            back = self.backward(layers, tapes[name], gradient, name in self.phase.update, deeper, contributions)
             if back is not None:
                 into_features = back if into_features is None else into_features + back
         if into_features is not None:
-            self._backward(self.body, body_tape, into_features, True, False, contributions)
+            self.backward(self.body, body_tape, into_features, True, False, contributions)
         self._descend(contributions)
         return sums
 
-    def _forward(
+    def forward(
         self, layers: list[tuple[str, nn.Module]], x: Tensor, keys: dict[str, Tensor], train: bool
     ) -> tuple[Tensor, list[Tensor | None]]:
         """The output and, per layer, what its backward rule needs."""
@@ -125,14 +125,14 @@ class ChainKernel:
             tape.append(saved)
         return x, tape
 
-    def _backward(
+    def backward(
         self,
         layers: list[tuple[str, nn.Module]],
         tape: list[Tensor | None],
         d: Tensor,
         moves: bool,
         deeper: bool,
-        contributions: list[_Contribution],
+        contributions: list[Contribution],
     ) -> Tensor | None:
         """Collect the layers' contributions where they move; the gradient of the chain's input where it is wanted."""
         linear = [k for k, (_, layer) in enumerate(layers) if isinstance(layer, nn.Linear)]
@@ -142,7 +142,7 @@ class ChainKernel:
             if isinstance(layer, nn.Linear) and saved is not None:
                 rows = d.flatten(1, -2)
                 if moves:
-                    contributions.append(_Contribution(name, rows, saved, layer.bias is not None))
+                    contributions.append(Contribution(name, rows, saved, layer.bias is not None))
                 if deeper or k > last:
                     d = torch.bmm(rows, self.params[f"{name}.weight"][: len(d)]).view(*d.shape[:-1], -1)
             elif isinstance(layer, nn.ReLU) and saved is not None:
@@ -153,12 +153,12 @@ class ChainKernel:
                 d = d.view(saved.shape)
         return d if deeper else None
 
-    def _descend(self, contributions: list[_Contribution]) -> None:
+    def _descend(self, contributions: list[Contribution]) -> None:
         sgd = self.phase.optimizer
         if sgd.clip is not None and contributions:
             square = one_by_one([c.square_norm() for c in contributions])
             factors = clip_factors(square, sgd.clip).view(-1, 1, 1)
-            contributions = [_Contribution(c.name, c.d * factors, c.x, c.bias) for c in contributions]
+            contributions = [Contribution(c.name, c.d * factors, c.x, c.bias) for c in contributions]
         plain = not sgd.momentum and self.phase.proximal is None and self.phase.mask is None
         for c in contributions:
             name = f"{c.name}.weight"

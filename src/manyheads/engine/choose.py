@@ -4,7 +4,7 @@ import os
 
 from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
-from manyheads.engine.cuda_graphs.memory import free_memory, plan_memory, settle
+from manyheads.engine.cuda_graphs.memory import choose_slots, free_memory, plan_memory, settle
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.trial import Trial, try_out
 from manyheads.engine.local import LocalEngine
@@ -93,7 +93,7 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, notes: 
     return CudaGraphsEngine(
         workload,
         precision=precision,
-        num_slots=plan.lanes,
+        num_slots=choose_slots(trial, workload.source.batch_size) if plan.stacked else plan.lanes,
         num_stacked=plan.lanes if plan.stacked else int(_STACKED_HEADS * free) // plan.row,
         rows_on_host=plan.rows_on_host,
         notes=notes,

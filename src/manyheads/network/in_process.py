@@ -4,6 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads import host_memory
 from manyheads.network.base import Traffic, links, message_bytes, refuse_private
 from manyheads.network.sums import AtHand, add_hosted, mix_rows
 from manyheads.topology import Mixing
@@ -32,7 +33,7 @@ class InProcess:
         self.traffic.count(taking_part, taking_part, message_bytes(params, None))
         share = weights / weights.sum()
         return {
-            name: add_hosted(torch.zeros_like(rows.hosted[0]), rows, share).expand_as(rows.hosted).clone()
+            name: host_memory.empty_like(rows.hosted).copy_(add_hosted(torch.zeros_like(rows.hosted[0]), rows, share))
             for name, rows in self._at_hand(params).items()
         }
 

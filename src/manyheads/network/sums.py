@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads import host_memory
 from manyheads.topology import Rows
 from manyheads.tree import Params
 
@@ -86,7 +87,7 @@ class _Mixer:
 
     def _sums(self, leaf: AtHand) -> Tensor:
         matrix = self.matrix
-        mixed = torch.empty_like(leaf.hosted)
+        mixed = host_memory.empty_like(leaf.hosted)
         done: dict[tuple[bytes, bytes], Tensor] = {}
         for worker, row in zip(leaf.workers, mixed, strict=True):
             here = slice(matrix.offsets[worker], matrix.offsets[worker + 1])

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from math import prod
 from typing import TypeVar, cast
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import num_batches
 from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted
@@ -67,12 +69,13 @@ class CudaGraphsEngine:
         self.device = workload.train.x.device
         self.dtype = next(workload.model.parameters()).dtype
         self.layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
-        self.images = any(isinstance(layer, nn.Conv2d) for layer in workload.model.modules())
+        self.images = not precision.deterministic and any(isinstance(m, nn.Conv2d) for m in workload.model.modules())
         self.num_stacked = max(1, min(num_stacked, len(workload.ids)))
         self.lanes = [Lane(self.device) for _ in range(max(1, min(num_slots, len(workload.ids))))]
-        self.compile = wanted(self.device) if compile is None else compile
+        # Compiled code may be tuned by the clock, differently in every process.
+        self.compile = (wanted(self.device) and not precision.deterministic) if compile is None else compile
         self.rows_on_host = rows_on_host
-        """Whether the state should be kept in pinned host memory. Rows are taken from wherever they are."""
+        """Whether the state should be kept in pinned host memory; rows are taken from wherever they are."""
         self.notes: list[str] = [] if notes is None else notes
         self._made: dict[Hashable, object] = {}
         self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
@@ -106,7 +109,30 @@ class CudaGraphsEngine:
         self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
     ) -> Params:
         with self.precision.settings(self.device):
-            return self._local.gradient(params, buffers, phase, round, batches=batches)
+            if not self._on_host(params):
+                return self._local.gradient(params, buffers, phase, round, batches=batches)
+            return self._streamed_gradient(params, buffers, phase, round, batches)
+
+    def _streamed_gradient(
+        self, params: Params, buffers: Buffers, phase: Phase, round: int, batches: Steps | None
+    ) -> Params:
+        """A few workers at a time, from host memory and back."""
+        work, num_workers, size = self.work, len(self.work.ids), len(self.lanes)
+        moving = [name for name in params if group(name) in phase.update]
+        gradients = {name: host_memory.empty_like(params[name]) for name in moving}
+        for few in (range(k, min(k + size, num_workers)) for k in range(0, num_workers, size)):
+            here = slice(few.start, few.stop)
+
+            def take(tree: Params, here: slice = here) -> Params:
+                return {name: leaf[here].to(self.device) for name, leaf in tree.items()}
+
+            own = replace(work, train=work.train.take(few), ids=work.ids[here])
+            local = LocalEngine(own, LoopKernel, padded=False, chunk_size=1, threads=1, name=self.name)
+            narrow = replace(phase, constants=take(phase.constants))
+            made = local.gradient(take(params), take(buffers), narrow, round, batches=batches)
+            for name, leaf in made.items():
+                gradients[name][here] = leaf.to(gradients[name].device)
+        return gradients
 
     def _train(self, task: Task) -> Tensor:
         """Run one phase; the sums of the workers' losses, in the plan's order [W']."""
@@ -132,7 +158,7 @@ class CudaGraphsEngine:
                     layers=self.layers,
                     precision=self.precision,
                     compile=self.compile,
-                    lane=self.lanes[0],
+                    lanes=self.lanes,
                 )
             return SlotTrainer(
                 model,
@@ -252,12 +278,16 @@ class CudaGraphsEngine:
         index, room = row_index(still, moving), {}
         for name, leaf in moving.items():
             on_host = leaf.device != self.device
-            room[name] = torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device, pin_memory=on_host)
+            room[name] = host_memory.empty(leaf.shape, leaf.dtype) if on_host else torch.empty_like(leaf)
             if still:
                 room[name][index[leaf.device]] = leaf[index[leaf.device]]
         return room
 
     def _finish(self, params: Params) -> None:
-        """Rows in host memory can be read by anyone: wait until they are there."""
-        if any(leaf.device != self.device for leaf in params.values()):
+        """Rows in host memory can be read, or let go of, by anyone: wait until nothing is on the way any more."""
+        if self._on_host(params):
             torch.cuda.synchronize(self.device)
+
+    def _on_host(self, params: Params) -> bool:
+        """Whether rows stream from host memory."""
+        return any(leaf.device != self.device for leaf in params.values())

@@ -1,5 +1,6 @@
 """A lane of the device: a stream and graph memory of its own, in which steps are recorded once and replayed."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -63,8 +64,22 @@ def _abandon(graph: "torch.cuda.CUDAGraph") -> None:
         return
 
 
+def take_turns(work: Sequence[tuple[Lane, Iterator[object]]]) -> None:
+    """Run each lane's work beside the others', one piece of each in turn, so that no lane runs dry."""
+    with _forked([lane for lane, _ in work]):
+        waiting = deque(work)
+        while waiting:
+            lane, pieces = waiting.popleft()
+            with lane.use():
+                if next(pieces, _DONE) is not _DONE:
+                    waiting.append((lane, pieces))
+
+
+_DONE = object()
+
+
 @contextmanager
-def forked(lanes: Sequence[Lane]) -> Iterator[None]:
+def _forked(lanes: Sequence[Lane]) -> Iterator[None]:
     """Inside, the lanes run beside each other, after everything before; what comes after waits for all of them."""
     streams = [lane.stream for lane in lanes if lane.stream is not None]
     for stream in streams:

@@ -108,9 +108,15 @@ def settle(plan: MemoryPlan, free: int) -> MemoryPlan:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on a GPU, those that torch holds and does not use among them."""
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    """Bytes that can still be taken on a GPU, those that torch holds and does not use among them.
+
+    Where torch.cuda.set_per_process_memory_fraction has set this process a limit, that counts.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    taken = torch.cuda.memory_allocated(device)
+    # torch 2.6 takes a limit and cannot say it.
+    share = getattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+    return min(free + torch.cuda.memory_reserved(device), int(share * total)) - taken
 
 
 def choose_slots(trial: Trial, batch_size: int) -> int:

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -54,10 +55,13 @@ class Precision:
             return
         cudnn = torch.backends.cudnn
         before = (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
-        strict = torch.are_deterministic_algorithms_enabled()
+        details: Any = torch.utils.deterministic
+        strict, filled = torch.are_deterministic_algorithms_enabled(), details.fill_uninitialized_memory
         _set("high" if self.tensor_cores else "highest", self.tensor_cores, not self.deterministic, self.deterministic)
         if self.deterministic and not strict:
             torch.use_deterministic_algorithms(True, warn_only=True)
+            # Nothing here reads memory before it is written.
+            details.fill_uninitialized_memory = False
         try:
             with torch.cuda.device(device):
                 yield
@@ -65,6 +69,7 @@ class Precision:
             _set(*before)
             if self.deterministic and not strict:
                 torch.use_deterministic_algorithms(False)
+                details.fill_uninitialized_memory = filled
 
 
 def _set(matmul: str, cudnn_tf32: bool, benchmark: bool, deterministic: bool) -> None:

@@ -167,6 +167,9 @@ def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
     """Copy many tensors: those that lie alike on one device in one launch, the others one by one."""
     alike: dict[tuple[torch.dtype, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
+        if target.device != source.device and target.dtype != source.dtype:
+            # Type conversions are the device's work, not the host's.
+            source = source.to(target.device, non_blocking=True)
         if target.device == source.device and target.stride() == source.stride():
             group = alike.setdefault((target.dtype, source.dtype, target.device), ([], []))
             group[0].append(target)

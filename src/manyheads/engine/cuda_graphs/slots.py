@@ -4,7 +4,6 @@ A slot's steps are graphs of their own, so slots never wait for each other: a wo
 one by one, it is stored, and the next one takes the slot. Nothing is padded with finished workers.
 """
 
-from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyheads.engine.cuda_graphs.lane import Lane, Replay, forked
+from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
 from manyheads.engine.cuda_graphs.rows import Rows, load
 from manyheads.tree import Buffers, Params
 
@@ -91,29 +90,20 @@ class Slots:
 
     def run(self, jobs: Sequence[Job], load: Move, store: Move) -> None:
         """Every job in some slot: ``load``, its steps, which are recorded, and ``store``."""
-        with forked(self.lanes):
-            waiting = deque(
-                (lane, self._work(k, mine, load, store))
-                for k, (lane, mine) in enumerate(zip(self.lanes, _share(jobs, len(self.slots)), strict=True))
-            )
-            # One piece of work for each slot in turn: none runs dry while another's queue is filled.
-            while waiting:
-                lane, work = waiting.popleft()
-                with lane.use():
-                    if next(work, None) is not None:
-                        waiting.append((lane, work))
+        shares = _share(jobs, len(self.slots))
+        take_turns([(lane, self._work(k, shares[k], load, store)) for k, lane in enumerate(self.lanes)])
 
-    def _work(self, k: int, jobs: Sequence[Job], load: Move, store: Move) -> Iterator[bool]:
+    def _work(self, k: int, jobs: Sequence[Job], load: Move, store: Move) -> Iterator[None]:
         slot, recordings = self.slots[k], self.recordings[k]
         for job in jobs:
             slot.cursor.fill_(job.start)
             load(slot, job.row)
-            yield True
+            yield
             for variant in job.variants:
                 recordings[variant]()
-                yield True
+                yield
             store(slot, job.row)
-            yield True
+            yield
 
 
 def _share(jobs: Sequence[Job], num_slots: int) -> list[list[Job]]:

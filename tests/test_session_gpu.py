@@ -1,0 +1,84 @@
+"""Whole runs on a GPU: rows in host memory against rows on the device, and bits that repeat."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from manyheads.algorithms import REGISTRY
+from manyheads.engine import choose
+from manyheads.engine.cuda_graphs.memory import free_memory
+from manyheads.experiment import Experiment, Runtime
+from manyheads.rounds import run
+from manyheads.session import open_session
+from manyheads.store import Run
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine"),
+]
+
+_TRAIN = """
+import sys
+from pathlib import Path
+from manyheads.algorithms import DePRL
+from manyheads.experiment import Experiment, Runtime
+from manyheads.rounds import train
+model, precision, rounds, out = sys.argv[1:]
+experiment = Experiment(algorithm=DePRL(), model=model, workers=6, rounds=int(rounds), precision=precision)
+list(train(experiment, Runtime(device="cuda", deterministic=True, out=Path(out), checkpoint_every=1)))
+"""
+
+
+def test_a_limit_of_this_process_counts() -> None:
+    device = torch.device("cuda", torch.cuda.current_device())
+    total = torch.cuda.mem_get_info(device)[1]
+    try:
+        torch.cuda.set_per_process_memory_fraction(0.1, device)
+        assert free_memory(device) <= 0.1 * total
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_rows_in_host_memory_are_rows_like_any_other(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every algorithm with its metrics, checkpoints and a continued run; only mixing sums in another order."""
+    monkeypatch.setenv("MANYHEADS_COMPILE", "0")
+    ends = {}
+    for place in ("device", "host"):
+        if place == "host":
+            monkeypatch.setattr(choose, "settle", lambda plan, free: replace(plan, rows_on_host=True))
+        for rounds in (1, 2):
+            experiment = Experiment(
+                algorithm=REGISTRY[name](), model="cnn", workers=6, rounds=rounds, precision="float64"
+            )
+            session = open_session(experiment, Runtime(device="cuda", out=tmp_path / place, theory_every=0))
+            assert next(iter(session.ctx.initial.params.values())).is_cuda == (place == "device")
+            list(run(session))
+        ends[place] = (Run.open(tmp_path / place).metrics()[-1], load_file(tmp_path / place / "models.safetensors"))
+    (on_device, models), (on_host, same) = ends["device"], ends["host"]
+    for name, leaf in models.items():
+        torch.testing.assert_close(same[name], leaf, rtol=1e-9, atol=1e-9)
+    for number in ("loss", "consensus_error", "accuracy_mean", "train_loss"):
+        assert on_host[number] == pytest.approx(on_device[number], rel=1e-7, nan_ok=True), number
+
+
+@pytest.mark.parametrize(
+    ("model", "precision"), [("mlp", "tf32"), ("cnn", "tf32"), ("cnn", "bf16"), ("resnet18", "bf16")]
+)
+def test_bits_repeat(model: str, precision: str, tmp_path: Path) -> None:
+    """Four rounds twice, and two rounds continued to four, each in a process of its own."""
+    for out, stops in (("whole", (4,)), ("again", (4,)), ("continued", (2, 4))):
+        for rounds in stops:
+            words = [sys.executable, "-c", _TRAIN, model, precision, str(rounds), str(tmp_path / out)]
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr[-2000:]
+    whole = (tmp_path / "whole" / "models.safetensors").read_bytes()
+    for out in ("again", "continued"):
+        assert (tmp_path / out / "models.safetensors").read_bytes() == whole, out
