@@ -29,7 +29,7 @@ class Experiment:
 
     algorithm: Algorithm = field(default_factory=DePRL)
     data: str | Dataset = "digits"
-    """Data set: a name, or the path of your own arrays (npz)."""
+    """Data set: a name (with :raw after it: inputs not standardised), or the path of your own arrays (npz)."""
     model: str | nn.Module | Callable[..., nn.Module] | None = None
     """Net: a name, or package.module:factory."""
     head: str | None = None

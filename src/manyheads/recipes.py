@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from manyheads.data.dataset import RAW
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -65,4 +67,4 @@ def step_seconds(model: object, batch_size: int) -> float:
 
 def recipe_for(data: str, input_shape: tuple[int, ...]) -> Recipe:
     """The data set's recipe; a user's own arrays get one by their shape."""
-    return RECIPES.get(data) or (OWN_IMAGES if len(input_shape) == 3 else OWN_VECTORS)
+    return RECIPES.get(data.removesuffix(RAW)) or (OWN_IMAGES if len(input_shape) == 3 else OWN_VECTORS)

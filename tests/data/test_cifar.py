@@ -64,6 +64,13 @@ def test_both_layouts_give_the_same_normalised_pools(kind: Cifar, layout: str, t
     assert data.num_classes == len(kind.classes)
 
 
+def test_raw_pixels_are_fractions(tmp_path: Path) -> None:
+    parts = [batch(CIFAR10, 3) for _ in CIFAR10.binary.md5]
+    kind = publish(CIFAR10, "binary", tmp_path, parts)
+    pixels = cifar.load(kind, tmp_path, standardised=False).x_test.numpy()
+    assert np.allclose(pixels, parts[-1][0].reshape(-1, 3, 32, 32) / 255)
+
+
 def test_the_folder_itself_can_be_named(tmp_path: Path) -> None:
     kind = publish(CIFAR100, "binary", tmp_path, [batch(CIFAR100, 4)] * 2)
     assert len(cifar.load(kind, tmp_path / "cifar-100-binary").x_train) == 4

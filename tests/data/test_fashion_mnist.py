@@ -48,6 +48,8 @@ def test_images_are_framed_and_normalised(tmp_path: Path, published: Layout) -> 
         gzip.decompress((tmp_path / "fashion-mnist/train-images-idx3-ubyte.gz").read_bytes())[16:], np.uint8
     )
     assert np.allclose(pixels[0, 0, 2:30, 2:30].numpy() * 255, first[:784].reshape(28, 28), atol=1e-3)
+    raw = fashion_mnist.load(tmp_path, layout=published, standardised=False)
+    assert np.allclose(raw.x_train, pixels, atol=1e-6)
 
 
 def test_a_file_of_other_content_is_named(tmp_path: Path, published: Layout) -> None:

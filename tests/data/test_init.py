@@ -29,3 +29,10 @@ def test_a_data_set_that_is_nowhere_says_what_to_put_where(
     monkeypatch.delenv("MANYHEADS_DATA", raising=False)
     with pytest.raises(UserError, match=f"^{name} was not found .*put .* into {tmp_path}.*--data-dir"):
         data.load(name, tmp_path)
+
+
+def test_raw_is_said_after_a_name() -> None:
+    with pytest.raises(UserError, match=r"unknown data 'digits:raw'.*cifar10:raw"):
+        data.load("digits:raw")
+    assert not data.is_own_file("cifar10:raw")
+    assert data.is_own_file("mine.npz")

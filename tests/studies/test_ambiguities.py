@@ -18,10 +18,13 @@ def test_readings_are_other_experiments_on_the_same_cells() -> None:
     trials = get_study("ambiguities").grid(SIZE)
     base = {t.name for t in trials if t.place["reading"] == "as read"}
     others = {t.name for t in trials} - base
-    assert (len(base), len(others)) == (10, 16)
+    assert (len(base), len(others)) == (10, 20)
     # What is read as everywhere else is what table 3 runs.
     assert base <= {trial.name for trial in get_study("table3").grid(SIZE)}
     assert {t.experiment.head for t in trials if "classifier" in t.place["reading"]} == {"fc9"}
+    raw = [t for t in trials if t.experiment.data == "cifar10:raw"]
+    assert {t.place["data"] for t in raw} == {"cifar10"}
+    assert {t.experiment.model for t in raw} == {"vgg11"}
     uncapped = {t.experiment.split for t in trials if "cap" in t.place["reading"]}
     assert uncapped == {"dirichlet:0.1:uncapped", "dirichlet:0.5:uncapped"}
 

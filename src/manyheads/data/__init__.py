@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from manyheads.data import arrays, cifar, digits, fashion_mnist, harbox
-from manyheads.data.dataset import Dataset
+from manyheads.data.dataset import RAW, Dataset
 from manyheads.data.federation import Federation, federate
 from manyheads.data.files import Progress
 from manyheads.data.shards import Shards
@@ -12,32 +12,39 @@ from manyheads.errors import unknown
 __all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_own_file", "load"]
 
 NAMES = ("digits", "cifar10", "cifar100", "fashion-mnist", "harbox", "mobiact")
+_STANDARDISED = NAMES[1:]
 
 
 def is_own_file(data: object) -> bool:
     """Whether data are named by the path of the user's own file, and not by the name of a data set."""
-    return isinstance(data, str) and data not in NAMES
+    return isinstance(data, str) and data.removesuffix(RAW) not in NAMES
 
 
 def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
     """A data set by its name, or your own arrays by the path of their npz file.
 
+    A name with ``:raw`` after it leaves the inputs as they were recorded, pixels as fractions of 255; without it they
+    are standardised.
     Files are looked for in ``data_dir``, then $MANYHEADS_DATA, then the user's cache. Where a data set has an official
     address, it is downloaded into the first of these, and ``progress`` is told (file, bytes so far, bytes in all).
     """
-    match str(name_or_path):
+    asked = str(name_or_path)
+    name, standardised = asked.removesuffix(RAW), not asked.endswith(RAW)
+    if not standardised and name not in _STANDARDISED:
+        raise unknown("data", asked, [f"{name}{RAW}" for name in _STANDARDISED])
+    match name:
         case "digits":
             return digits.load()
         case "cifar10":
-            return cifar.load(cifar.CIFAR10, data_dir, progress)
+            return cifar.load(cifar.CIFAR10, data_dir, progress, standardised=standardised)
         case "cifar100":
-            return cifar.load(cifar.CIFAR100, data_dir, progress)
+            return cifar.load(cifar.CIFAR100, data_dir, progress, standardised=standardised)
         case "fashion-mnist":
-            return fashion_mnist.load(data_dir, progress)
+            return fashion_mnist.load(data_dir, progress, standardised=standardised)
         case "harbox":
-            return harbox.load(data_dir)
+            return harbox.load(data_dir, standardised=standardised)
         case "mobiact":
-            return arrays.load_mobiact(data_dir)
+            return arrays.load_mobiact(data_dir, standardised=standardised)
     path = Path(name_or_path).expanduser()
     if path.suffix == ".npz" or path.exists():
         return arrays.load(path)

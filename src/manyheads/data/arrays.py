@@ -36,10 +36,10 @@ def load(path: str | Path) -> Dataset:
     return _dataset(str(path), *_pools(x, y, user, test), num_classes=num_classes)
 
 
-def load_mobiact(data_dir: str | Path | None = None) -> Dataset:
+def load_mobiact(data_dir: str | Path | None = None, *, standardised: bool = True) -> Dataset:
     """MobiAct (Vavoulas et al. 2016), six activities of 50 users: windows [900] of 100 samples x 9 channels.
 
-    Standardised per channel on the train part.
+    Per-channel standardised on the train part unless switched off.
     """
     folders = search_path(data_dir)
     folder = find(folders, ".", [_MOBIACT])
@@ -51,7 +51,9 @@ def load_mobiact(data_dir: str | Path | None = None) -> Dataset:
     if x.shape[1:] != (100 * _MOBIACT_CHANNELS,):
         raise UserError(f"{path} holds samples of shape {list(x.shape[1:])}; mobiact's are [900]: put its file there.")
     train, held_out = _pools(x, y, user, test)
-    x_train, x_test = standardise(train[0], held_out[0], _MOBIACT_CHANNELS)
+    x_train, x_test = train[0], held_out[0]
+    if standardised:
+        x_train, x_test = standardise(x_train, x_test, _MOBIACT_CHANNELS)
     return _dataset("mobiact", (x_train, *train[1:]), (x_test, *held_out[1:]), source=str(path))
 
 

@@ -98,13 +98,19 @@ CIFAR100 = Cifar(
 )
 
 
-def load(cifar: Cifar, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
-    """The data set with x [samples, 3, 32, 32], standardised per channel by the constants above."""
+def load(
+    cifar: Cifar,
+    data_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    *,
+    standardised: bool = True,
+) -> Dataset:
+    """The data set with x [samples, 3, 32, 32] in 0..1, standardised per channel by the constants above if wanted."""
     layout, folder = obtain(cifar.name, [cifar.binary, cifar.python], data_dir, progress)
     parse = parse_binary if layout is cifar.binary else parse_python
     parts = [parse(folder / name, read(folder / name, md5), cifar) for name, md5 in layout.md5.items()]
-    x_train, y_train = _pool(cifar, parts[:-1])
-    x_test, y_test = _pool(cifar, parts[-1:])
+    x_train, y_train = _pool(cifar, parts[:-1], standardised)
+    x_test, y_test = _pool(cifar, parts[-1:], standardised)
     return Dataset(
         cifar.name,
         x_train,
@@ -154,7 +160,7 @@ def _checked_labels(path: Path, labels: np.ndarray, cifar: Cifar) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _pool(cifar: Cifar, parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Tensor, Tensor]:
+def _pool(cifar: Cifar, parts: list[tuple[np.ndarray, np.ndarray]], standardised: bool) -> tuple[Tensor, Tensor]:
     """One pool out of the files' pixels and labels, written once: the pixels are most of a gigabyte as floats."""
     y = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
     x = torch.empty(len(y), 3, 32, 32)
@@ -163,7 +169,9 @@ def _pool(cifar: Cifar, parts: list[tuple[np.ndarray, np.ndarray]]) -> tuple[Ten
     start = 0
     for pixels, _ in parts:
         block = x[start : start + len(pixels)]
-        block.copy_(torch.from_numpy(pixels).view(-1, 3, 32, 32)).div_(255).sub_(mean).div_(std)
+        block.copy_(torch.from_numpy(pixels).view(-1, 3, 32, 32)).div_(255)
+        if standardised:
+            block.sub_(mean).div_(std)
         start += len(pixels)
     return x, y
 

@@ -88,6 +88,10 @@ def check_finite(part: str, values: Tensor) -> None:
             raise UserError(f"{part} holds NaN or infinite numbers (first in sample {first}); clean or drop them.")
 
 
+RAW = ":raw"
+"""After the name of a data set: its inputs as they were recorded, not standardised."""
+
+
 def standardise(x_train: Tensor, x_test: Tensor, channels: int) -> tuple[Tensor, Tensor]:
     """Mean 0 and deviation 1 in every channel of the train part; the test part is moved along with it.
 

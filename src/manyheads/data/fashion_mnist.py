@@ -41,17 +41,23 @@ _BYTES = 0x08
 _MAX_SIZE = 1 << 26
 
 
-def load(data_dir: str | Path | None = None, progress: Progress | None = None, *, layout: Layout = LAYOUT) -> Dataset:
-    """The data set with x [samples, 1, 32, 32]: 28x28 images in a black frame, standardised by the constants above."""
+def load(
+    data_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    *,
+    standardised: bool = True,
+    layout: Layout = LAYOUT,
+) -> Dataset:
+    """The data set with x [samples, 1, 32, 32]: 28x28 images in a black frame, in 0..1 or standardised as above."""
     _, folder = obtain("fashion-mnist", [layout], data_dir, progress, also=[DEBIAN])
     images_train, labels_train, images_test, labels_test = (
         parse_idx(folder / name, read_gzip(folder / name, md5)) for name, md5 in layout.md5.items()
     )
     return Dataset(
         "fashion-mnist",
-        _normalised(images_train),
+        _framed(images_train, standardised),
         torch.from_numpy(labels_train).long(),
-        _normalised(images_test),
+        _framed(images_test, standardised),
         torch.from_numpy(labels_test).long(),
         num_classes=len(CLASSES),
         classes=CLASSES,
@@ -81,8 +87,9 @@ def parse_idx(path: Path, content: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(content[start:]), np.uint8).reshape(shape)
 
 
-def _normalised(images: np.ndarray) -> Tensor:
+def _framed(images: np.ndarray, standardised: bool) -> Tensor:
     """[samples, 28, 28] bytes -> [samples, 1, 32, 32]."""
     x = torch.zeros(len(images), 1, 32, 32)
     x[:, 0, 2:-2, 2:-2] = torch.from_numpy(images)
-    return x.div_(255).sub_(MEAN).div_(STD)
+    x.div_(255)
+    return x.sub_(MEAN).div_(STD) if standardised else x

@@ -1,7 +1,6 @@
 """What the paper leaves open, tried on CIFAR-10 on a ring: which reading moves the number, and by how much.
 
-Some readings are other runs, the rest are other ways to count the same ones. Input normalisation is not among them:
-images are standardised by their data set's constants, and there is no option to leave that out.
+Some readings are other runs, the rest are other ways to count the same ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedAvg, FedRep
+from manyheads.data.dataset import RAW
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, number, stat
 from manyheads.studies.published import accuracies
@@ -34,6 +34,8 @@ class _Reading:
     changes: dict[str, Any] = field(default_factory=dict)
     suffix: str = ""
     """What the split's parameter is followed by."""
+    raw: bool = False
+    """Whether the inputs are left as they are, where the data set is one that is standardised."""
 
 
 def _readings(size: Size) -> list[_Reading]:
@@ -46,6 +48,7 @@ def _readings(size: Size) -> list[_Reading]:
         _Reading("the mean model is scored", (DPSGD(evaluate="mean-model"),)),
         _Reading("the server weighs workers alike", (FedAvg(weighting="uniform"), FedRep(weighting="uniform"))),
         _Reading("no cap on a worker's samples", (DePRL(), DPSGD()), suffix=":uncapped"),
+        _Reading("pixels as fractions of 255, not standardised", (DePRL(), DPSGD()), raw=not size.quick),
     ]
 
 
@@ -79,8 +82,8 @@ _COUNTS: dict[str, Callable[[Finished], float | None]] = {
 def _grid(size: Size) -> list[Trial]:
     return [
         size.trial(
-            algorithm, data, f"{dirichlet:g}{reading.suffix}", seed=seed,
-            place={"dirichlet": dirichlet, "reading": reading.label}, **reading.changes,
+            algorithm, f"{data}{RAW if reading.raw else ''}", f"{dirichlet:g}{reading.suffix}", seed=seed,
+            place={"data": data, "dirichlet": dirichlet, "reading": reading.label}, **reading.changes,
         )
         for data in size.data("cifar10")
         for reading in _readings(size)
@@ -93,7 +96,7 @@ def _grid(size: Size) -> list[Trial]:
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
         "Accuracy in percent and how far a reading moves it from the one used everywhere else, *as read*; the paper's "
-        "number for comparison. Input normalisation was not tried: there is no option for it."
+        "number for comparison."
     )
     paper = {(c.dirichlet, c.algorithm): c.accuracy for c in accuracies(3) if c.data == "cifar10"}
     if results.values("data") != ["cifar10"]:

@@ -4,6 +4,7 @@ CIFAR-10 on a ring comes first, heterogeneity by heterogeneity, with DePRL, D-PS
 the other data sets alike; then graphs, new workers and ablations; and every further seed after that.
 """
 
+from manyheads.data.dataset import RAW
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, without_repeats
 
@@ -27,7 +28,7 @@ def in_order(studies: dict[str, Study], size: Size) -> list[Trial]:
         return (
             size.seeds.index(place["seed"]),
             _STUDIES.index(study),
-            _DATA.index(trial.data),
+            _DATA.index(trial.data.removesuffix(RAW)),
             0 if place["algorithm"] in _FIRST_ALGORITHMS else 1,
             # New workers stay beside the others on the same run, in the order of their study.
             0 if trial.new is not None else round(100 * float(str(place.get("dirichlet", 0)).partition(":")[0])),
