@@ -16,25 +16,27 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyheads import host_memory
 from manyheads.algorithms import REGISTRY, DePRL
 from manyheads.data.dataset import Dataset
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward
-from manyheads.engine.cuda_graphs.memory import choose_slots
+from manyheads.engine.choose import FILLED
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward, stacked
+from manyheads.engine.cuda_graphs.memory import choose_slots, plan_memory, settle
 from manyheads.engine.cuda_graphs.trial import try_out
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
-from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps, accuracy, cross_entropy, single_head
+from manyheads.engine.phase import SGD, Engine, Epochs, Fit, Phase, Steps, accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models import build
@@ -60,14 +62,28 @@ class Work:
     steps: int
     """Steps in one timed call."""
     precisions: tuple[str, ...]
+    seconds: float = 30
+    """How long a line may take: it is not begun with less time left."""
 
 
 WORKS = {
     "dnn": Work("dnn", (900,), 5, 16, 50, ("tf32",)),
     "vgg11": Work("vgg11", (3, 32, 32), 10, 16, 25, ("bf16", "tf32")),
-    "resnet18": Work("resnet18", (3, 32, 32), 100, 128, 4, ("bf16", "tf32")),
     "alexnet": Work("alexnet", (1, 32, 32), 10, 16, 10, ("bf16",)),
+    "resnet18": Work("resnet18", (3, 32, 32), 100, 128, 4, ("bf16", "tf32"), 100),
 }
+SMALL_GPU = 24_000_000_000
+"""Bytes of the GPU that the memory section makes of a larger one."""
+COMPILE_PARTS = (
+    "_compile.compile_inner",
+    "bytecode_tracing",
+    "create_aot_dispatcher_function",
+    "compile_fx_inner",
+    "GraphLowering.run",
+    "GraphLowering.codegen",
+    "async_compile.wait",
+    "backward._backward_impl",
+)
 
 
 class Bench:
@@ -89,7 +105,14 @@ class Bench:
         old = json.loads(self.out.read_text()) if self.out.exists() else {}
         same = (old.get("device"), old.get("torch")) == (self.name, torch.__version__)
         self.record: dict[str, Any] = old if same else {"device": self.name, "torch": torch.__version__}
-        for key, empty in (("ceilings", {}), ("agreement", {}), ("rows", []), ("rounds", []), ("variants", [])):
+        for key, empty in (
+            ("ceilings", {}),
+            ("agreement", {}),
+            ("rows", []),
+            ("rounds", []),
+            ("variants", []),
+            ("memory", {}),
+        ):
             self.record.setdefault(key, empty)
         self.record["errors"] = []
         self.record["date"] = time.strftime("%Y-%m-%d")
@@ -129,15 +152,15 @@ class Bench:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    @contextmanager
-    def guard(self, what: str) -> Iterator[None]:
-        """Keep an error's text and go on; once the time is up, nothing new is begun."""
-        if time.perf_counter() > self.end:
-            self.record["errors"].append(f"{what}: not begun, the time was up")
-            raise TimeoutError(what)
+    def attempt(self, what: str, run: Callable[[], object], seconds: float = 20) -> None:
+        """Do it unless the time left is shorter than it may take; an error's text is kept and the next one begun."""
+        if time.perf_counter() + seconds > self.end:
+            self.record["errors"].append(f"{what}: not begun, less than {seconds:g} s were left")
+            print(f"[{what}: not begun]", flush=True)
+            return
         began = time.perf_counter()
         try:
-            yield
+            run()
         except Exception:
             text = traceback.format_exc()
             print(f"--- {what} failed\n{text}", file=sys.stderr, flush=True)
@@ -158,18 +181,23 @@ class Bench:
             work, precision=Precision(precision), num_slots=slots, num_stacked=len(work.ids), compile=compile
         )
 
-    def workload(self, work: Work, sizes: list[int]) -> Workload:
+    def workload(self, work: Work, sizes: list[int], dtype: torch.dtype = torch.float32) -> Workload:
         """Random samples, so many for each worker."""
         generator = torch.Generator(self.device).manual_seed(1)
-        x = torch.randn(self.samples, *work.input_shape, generator=generator, device=self.device)
+        x = torch.randn(self.samples, *work.input_shape, generator=generator, device=self.device, dtype=dtype)
         index = torch.randint(self.samples, (sum(sizes),), generator=generator, device=self.device)
         y = torch.randint(work.num_classes, (sum(sizes),), generator=generator, device=self.device)
         offsets = tuple(torch.tensor([0, *sizes]).cumsum(0).tolist())
         with torch_seed(1):
-            model = build(work.net, work.input_shape, work.num_classes).to(self.device)
+            model = build(work.net, work.input_shape, work.num_classes).to(self.device, dtype)
         source = Source(1, work.batch_size, has_batchnorm(model))
         ids = tuple(range(len(sizes)))
         return Workload(model, Shards(x, index, y, offsets), ids, source, cross_entropy, accuracy)
+
+
+def workload_of(engine: Engine) -> Workload:
+    assert isinstance(engine, LocalEngine)
+    return engine.work
 
 
 def state(work: Workload) -> tuple[Params, Buffers]:
@@ -202,8 +230,7 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 def ceilings(bench: Bench) -> None:
     """Bandwidth of a copy, and the rates of large products, on random numbers."""
-    with bench.guard("ceilings"):
-        measure_ceilings(bench)
+    bench.attempt("ceilings", lambda: measure_ceilings(bench))
 
 
 def measure_ceilings(bench: Bench) -> None:
@@ -216,7 +243,7 @@ def measure_ceilings(bench: Bench) -> None:
         with Precision("tf32").settings(bench.device):
             a, b = (torch.randn(side, side, device=bench.device).to(dtype) for _ in range(2))
             for _ in range(3):
-                a @ b
+                torch.mm(a, b)
             found[f"{name}_flops"] = 2 * side**3 / bench.median(lambda a=a, b=b: a @ b, 20)
     bench.record["ceilings"] = found
     print({name: f"{value:.4g}" for name, value in found.items()}, flush=True)
@@ -224,7 +251,10 @@ def measure_ceilings(bench: Bench) -> None:
 
 
 def agreement(bench: Bench) -> None:
-    """Every net and kind of phase against the plain loop, in float32, recorded but not compiled."""
+    """Every net and kind of phase against the plain loop, recorded but not compiled.
+
+    A step moves weights so little that their float32 rounding alone shows; float64 tells a mistake from rounding.
+    """
     sizes = [37, 20, 16, 9, 1, 33]
     phases = {
         "whole": whole(Epochs(1)),
@@ -234,50 +264,57 @@ def agreement(bench: Bench) -> None:
     }
     nets = WORKS | {"mlp": Work("mlp", (3, 8, 8), 4, 16, 1, ()), "cnn": Work("cnn", (3, 8, 8), 4, 16, 1, ())}
     for net, line in nets.items():
-        if bench.smoke and net in ("vgg11", "alexnet", "resnet18"):
-            continue
-        with bench.guard(f"agreement of {net}"):
-            work = bench.workload(replace(line, batch_size=16), sizes)
-            params, buffers = state(work)
-            ours = bench.engine(work, "float32", slots=3, compile=False)
-            loop = LocalEngine(work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
-            for name, phase in phases.items():
-                with Precision("float32").settings(bench.device):
-                    expected = loop.fit(params, buffers, phase, 3)
-                result = ours.fit(params, buffers, phase, 3)
-                bench.record["agreement"][f"{net}, {name}"] = difference(result, expected, params, buffers)
-            scores = [engine.evaluate(params, buffers, work.train) for engine in (loop, ours)]
-            bench.record["agreement"][f"{net}, scores"] = (scores[0].loss - scores[1].loss).abs().max().item()
-            print({k: f"{v:.1e}" for k, v in bench.record["agreement"].items() if k.startswith(net)}, flush=True)
+        for precision, dtype in (("float64", torch.float64), ("float32", torch.float32)):
+            if not (bench.smoke and net in ("vgg11", "alexnet", "resnet18")):
+                work = bench.workload(replace(line, batch_size=16), sizes, dtype)
+                bench.attempt(f"agreement of {net} in {precision}", partial(agree, bench, work, phases, net, precision))
+
+
+def agree(bench: Bench, work: Workload, phases: dict[str, Phase], net: str, precision: str) -> None:
+    params, buffers = state(work)
+    ours = bench.engine(work, precision, slots=3, compile=False)
+    loop = LocalEngine(work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
+    found: dict[str, float] = {}
+    for name, phase in phases.items():
+        with Precision(precision).settings(bench.device):
+            expected = loop.fit(params, buffers, phase, 3)
+        found[name] = difference(ours.fit(params, buffers, phase, 3), expected, params, buffers)
+    scores = [engine.evaluate(params, buffers, work.train) for engine in (loop, ours)]
+    found["scores"] = (scores[0].loss - scores[1].loss).abs().max().item()
+    bench.record["agreement"] |= {f"{net}, {name}, {precision}": round3(error) for name, error in found.items()}
+    print(net, precision, {name: f"{error:.1e}" for name, error in found.items()}, flush=True)
 
 
 def algorithms(bench: Bench) -> None:
     """Two short rounds of every algorithm through both engines, in float32: longer ones part by chance."""
     os.environ["MANYHEADS_COMPILE"] = "0"
-    for name, kind in REGISTRY.items():
+    for name in REGISTRY:
         for model in ("mlp", "cnn"):
-            with bench.guard(f"algorithm {name} with {model}"):
-                ends = []
-                known = {spec.name for spec in fields(kind)}  # pyright: ignore[reportArgumentType]
-                few = {name: 4 for name in ("steps", "head_steps", "body_steps") if name in known}
-                for recorded in (False, True):
-                    experiment = Experiment(algorithm=kind(**few), model=model, workers=6, rounds=2)
-                    session = open_session(experiment, Runtime(device=str(bench.device), engine="loop"))
-                    algorithm, ctx = session.experiment.algorithm, session.ctx
-                    if recorded:
-                        ctx = replace(ctx, engine=bench.engine(ctx.engine.work, "float32", slots=3))
-                    now = algorithm.init(ctx)
-                    with Precision("float32").settings(bench.device):
-                        for round in range(2):
-                            now, _ = algorithm.local(now, round, ctx)
-                            now = algorithm.mix(now, round, ctx)
-                    ends.append(now)
-                first, second = (end.params for end in ends)
-                sizes = {n: max(distance(leaf, torch.zeros_like(leaf)), 1e-12) for n, leaf in first.items()}
-                worst = max(distance(leaf, second[n]) / sizes[n] for n, leaf in first.items())
-                bench.record["agreement"][f"algorithm {name}, {model}"] = worst
-                print(f"{name:8} {model:4} {worst:.1e}", flush=True)
+            bench.attempt(f"algorithm {name} with {model}", partial(one_algorithm, bench, name, model))
     os.environ.pop("MANYHEADS_COMPILE")
+
+
+def one_algorithm(bench: Bench, name: str, model: str) -> None:
+    kind, ends = REGISTRY[name], []
+    known = {spec.name for spec in fields(kind)}  # pyright: ignore[reportArgumentType]
+    few = {name: 4 for name in ("steps", "head_steps", "body_steps") if name in known}
+    for recorded in (False, True):
+        experiment = Experiment(algorithm=kind(**few), model=model, workers=6, rounds=2)
+        session = open_session(experiment, Runtime(device=str(bench.device), engine="loop"))
+        algorithm, ctx = session.experiment.algorithm, session.ctx
+        if recorded:
+            ctx = replace(ctx, engine=bench.engine(workload_of(ctx.engine), "float32", slots=3))
+        now = algorithm.init(ctx)
+        with Precision("float32").settings(bench.device):
+            for round in range(2):
+                now, _ = algorithm.local(now, round, ctx)
+                now = algorithm.mix(now, round, ctx)
+        ends.append(now)
+    first, second = (end.params for end in ends)
+    sizes = {n: max(distance(leaf, torch.zeros_like(leaf)), 1e-12) for n, leaf in first.items()}
+    worst = max(distance(leaf, second[n]) / sizes[n] for n, leaf in first.items())
+    bench.record["agreement"][f"algorithm {name}, {model}, float32"] = round3(worst)
+    print(f"{name:8} {model:4} {worst:.1e}", flush=True)
 
 
 def eager_ms(bench: Bench, line: Work, precision: str, sgd: SGD) -> tuple[float, str]:
@@ -299,15 +336,21 @@ def eager_ms(bench: Bench, line: Work, precision: str, sgd: SGD) -> tuple[float,
                 nn.utils.clip_grad_norm_(module.parameters(), sgd.clip)
             optimiser.step()
 
-    best = (float("inf"), "")
+    def make(kind: str) -> list[torch.optim.SGD]:
+        rule = {"lr": sgd.lr, "momentum": sgd.momentum, "weight_decay": sgd.weight_decay, kind: True}
+        return [torch.optim.SGD(module.parameters(), **rule) for module in modules]
+
     with Precision(precision).settings(bench.device):
+        once = {}
         for kind in ("foreach", "fused"):
-            rule = {"lr": sgd.lr, "momentum": sgd.momentum, "weight_decay": sgd.weight_decay, kind: True}
-            optimisers = [torch.optim.SGD(module.parameters(), **rule) for module in modules]
+            optimisers = make(kind)
             run(optimisers)
-            best = min(best, (1e3 * bench.median(lambda o=optimisers: run(o), 3), kind))
+            once[kind] = bench.seconds(lambda o=optimisers: run(o))
             del optimisers
-    return best
+        best = min(once, key=lambda kind: once[kind])
+        optimisers = make(best)
+        run(optimisers)
+        return 1e3 * min(once[best], bench.median(lambda: run(optimisers), 2)), best
 
 
 def steps(bench: Bench) -> None:
@@ -315,21 +358,38 @@ def steps(bench: Bench) -> None:
     for net, line in bench.works.items():
         for precision in line.precisions:
             for name, sgd in (("recipe", RECIPE), ("plain", PLAIN)):
-                with bench.guard(f"step of {net}, {precision}, {name}"):
-                    one_step(bench, line, precision, name, sgd)
+                what = f"step of {net}, {precision}, {name}"
+                bench.attempt(what, partial(one_step, bench, line, precision, name, sgd), line.seconds)
+
+
+def compile_seconds() -> dict[str, float]:
+    """What this process has spent in the parts of torch.compile so far; some are inside others."""
+    from torch._dynamo.utils import compilation_time_metrics
+
+    return {name: sum(compilation_time_metrics.get(name, ())) for name in COMPILE_PARTS}
 
 
 def one_step(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD) -> None:
-    eager, kind = eager_ms(bench, line, precision, sgd)
+    row = ours(bench, line, precision, optimiser, sgd)
     bench.free()
+    eager, kind = eager_ms(bench, line, precision, sgd)
+    row |= {"eager_ms": round(eager, 3), "eager_optimiser": kind, "ratio": round(eager / row["ours_ms"], 1)}
+    bench.put("rows", row, "work", "precision", "optimiser")
+
+
+def ours(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD) -> dict[str, Any]:
+    """Our side of a row of the table."""
     work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
     params, buffers = state(work)
     weights = sum(p.numel() for p in work.model.parameters())
     products = try_out(work.model, line.input_shape).products
     engine = bench.engine(work, precision)
     phase = whole(Steps(line.steps), sgd)
+    before = compile_seconds()
     prepare = bench.seconds(lambda: engine.fit(params, buffers, phase, 0))
-    calls = 1 if bench.smoke else max(2, round(60 / line.steps))
+    compiling = {name: round3(after - before[name]) for name, after in compile_seconds().items()}
+    once = bench.seconds(lambda: engine.fit(params, buffers, phase, 0))
+    calls = 1 if bench.smoke else max(1, round(1 / once))
 
     def run() -> None:
         now = (params, buffers)
@@ -337,34 +397,34 @@ def one_step(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD)
             fit = engine.fit(*now, phase, number)
             now = (fit.params, fit.buffers)
 
-    ours = 1e3 * bench.median(run, 3) / (calls * line.steps)
+    spent = bench.median(run, 3) / (calls * line.steps)
     row = {
         "work": f"{line.net}, batch {line.batch_size}",
         "precision": precision,
         "optimiser": optimiser,
         "workers": bench.workers,
-        "eager_ms": round(eager, 3),
-        "eager_optimiser": kind,
-        "ours_ms": round(ours, 4),
-        "ratio": round(eager / ours, 1),
+        "ours_ms": round(1e3 * spent, 4),
         "bytes_bound_ms": round(6e3 * 4 * weights * bench.workers / bench.ceiling("bytes_per_second"), 3),
         "arithmetic_bound_ms": round(
             6e3 * products * line.batch_size * bench.workers / bench.ceiling(f"{precision}_flops"), 3
         ),
-        "prepare_seconds": round(prepare, 1),
+        "prepare_seconds": round(prepare - once, 1),
+        "compile_seconds": compiling,
         "compiled": engine.compile,
         "notes": engine.notes,
+        "error": round3(compiled_error(bench, engine, work, params, buffers, phase)),
     }
-    bench.put("rows", row, "work", "precision", "optimiser")
-    row["error"] = float(f"{compiled_error(bench, engine, work, params, buffers, sgd):.2e}")
-    bench.put("rows", row, "work", "precision", "optimiser")
+    if optimiser == "recipe":
+        again = bench.engine(work, precision)
+        row["prepare_cached_seconds"] = round(bench.seconds(lambda: again.fit(params, buffers, phase, 0)) - once, 1)
+    return row
 
 
 def compiled_error(
-    bench: Bench, engine: CudaGraphsEngine, work: Workload, params: Params, buffers: Buffers, sgd: SGD
+    bench: Bench, engine: CudaGraphsEngine, work: Workload, params: Params, buffers: Buffers, phase: Phase
 ) -> float:
     """What was timed, compiled and in its own precision, against the loop in float32, relative to the way moved."""
-    few, phase = torch.tensor([0, 1, 2]), whole(Steps(2), sgd)
+    few = torch.tensor([0, 1, 2])
     loop = LocalEngine(work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
     with Precision("float32").settings(bench.device):
         expected = loop.fit(params, buffers, phase, 0, workers=few)
@@ -378,22 +438,24 @@ def rounds(bench: Bench) -> None:
     """Whole rounds of DePRL on data of CIFAR's shape, dirichlet:0.5, evaluation off."""
     for net, classes, frozen in (("vgg11", 10, "train"), ("resnet18", 100, "eval"), ("resnet18", 100, "train")):
         if net in bench.works:
-            with bench.guard(f"round of {net}, frozen in {frozen} mode"):
-                one_round(bench, net, classes, frozen)
+            what = f"round of {net}, frozen in {frozen} mode"
+            bench.attempt(what, partial(one_round, bench, net, classes, frozen), bench.works[net].seconds)
 
 
-def one_round(bench: Bench, net: str, classes: int, frozen: str) -> None:
-    count, classes = (40, 4) if bench.smoke else (50_000, classes)
+def images(classes: int, count: int) -> Dataset:
+    """Noise in the shape of CIFAR."""
     generator = torch.Generator().manual_seed(1)
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
-        labels = torch.arange(count) % classes
-        return torch.randn(count, 3, 32, 32, generator=generator), labels
+        return torch.randn(count, 3, 32, 32, generator=generator), torch.arange(count) % classes
 
-    dataset = Dataset(f"like {net}'s", *draw(count), *draw(max(classes, count // 50)), num_classes=classes)
+    return Dataset("noise", *draw(count), *draw(max(classes, count // 50)), num_classes=classes)
+
+
+def one_round(bench: Bench, net: str, classes: int, frozen: str) -> None:
     experiment = Experiment(
         algorithm=DePRL(frozen=frozen),  # pyright: ignore[reportArgumentType]
-        data=dataset,
+        data=images(4 if bench.smoke else classes, 40 if bench.smoke else 50_000),
         model=net,
         workers=bench.workers,
         split="dirichlet:0.5",
@@ -408,7 +470,7 @@ def one_round(bench: Bench, net: str, classes: int, frozen: str) -> None:
     )
     session = open_session(experiment, Runtime(device=str(bench.device), engine="loop"))
     algorithm, ctx = session.experiment.algorithm, session.ctx
-    engine = bench.engine(ctx.engine.work, "float32" if bench.smoke else "bf16")
+    engine = bench.engine(workload_of(ctx.engine), "float32" if bench.smoke else "bf16")
     ctx = replace(ctx, engine=engine)
     now = algorithm.init(ctx)
     spent: dict[str, list[float]] = {"local": [], "mix": [], "round": []}
@@ -448,50 +510,155 @@ def round3(value: float) -> float:
     return float(f"{value:.3g}")
 
 
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a net's steps, with the recipe's optimiser."""
+
+    net: str
+    precision: str
+    slots: int | None = None
+    stacks: int = stacked.STACKS
+    channels_last: bool = True
+    compile: bool | None = None
+
+
+VARIANTS = (
+    *(Variant("dnn", "tf32", stacks=stacks) for stacks in (1, 2, 4)),
+    *(Variant("vgg11", "tf32", slots=slots) for slots in (4, 8, 12, 16, 24)),
+    Variant("vgg11", "tf32", slots=8, channels_last=False),
+    Variant("vgg11", "tf32", slots=16, channels_last=False),
+    *(Variant("vgg11", "bf16", slots=slots) for slots in (8, 16)),
+    *(Variant("resnet18", "bf16", slots=slots) for slots in (4, 8)),
+    Variant("resnet18", "bf16", slots=4, compile=False),
+    Variant("resnet18", "tf32", slots=4, channels_last=False, compile=False),
+    Variant("resnet18", "tf32", slots=4, compile=False),
+)
+
+
 def variants(bench: Bench) -> None:
-    """What the number of slots and compiling do for the nets that go through slots, with the recipe's optimiser."""
-    choices = [(2, None), (4, None), (8, None), (16, None), (8, False)]
-    for net in ("vgg11", "resnet18"):
-        for slots, compile in choices[:1] if bench.smoke else choices:
-            if net not in bench.works or (net, slots) == ("resnet18", 16):
-                continue
-            with bench.guard(f"{net} in {slots} slots, compile {compile}"):
-                line = bench.works[net]
-                work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
-                params, buffers = state(work)
-                engine = bench.engine(work, "tf32" if bench.smoke else "bf16", slots=slots, compile=compile)
-                phase = whole(Steps(line.steps))
-                prepare = bench.seconds(lambda e=engine, p=params, b=buffers, f=phase: e.fit(p, b, f, 0))
-                spent = bench.median(lambda e=engine, p=params, b=buffers, f=phase: e.fit(p, b, f, 1), 3)
-                row = {"net": net, "slots": slots, "compiled": engine.compile, "ms": round3(1e3 * spent / line.steps)}
-                bench.put("variants", {**row, "prepare_seconds": round3(prepare)}, "net", "slots", "compiled")
+    """What stacks, slots, layout and compiling do."""
+    for variant in VARIANTS:
+        if variant.net in bench.works:
+            seconds = bench.works[variant.net].seconds
+            bench.attempt(f"variant {variant}", partial(one_variant, bench, variant), seconds)
+
+
+def one_variant(bench: Bench, variant: Variant) -> None:
+    line, usual = bench.works[variant.net], stacked.STACKS
+    work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
+    params, buffers = state(work)
+    precision = "float32" if bench.smoke else variant.precision
+    engine = bench.engine(work, precision, slots=variant.slots, compile=variant.compile)
+    engine.images = engine.images and variant.channels_last
+    phase = whole(Steps(line.steps))
+    stacked.STACKS = variant.stacks
+    try:
+        prepare = bench.seconds(lambda: engine.fit(params, buffers, phase, 0))
+        spent = bench.median(lambda: engine.fit(params, buffers, phase, 1), 3)
+    finally:
+        stacked.STACKS = usual
+    row = {**asdict(variant), "compiled": engine.compile, "ms": round3(1e3 * spent / line.steps)}
+    bench.put("variants", {**row, "prepare_seconds": round3(prepare)}, *asdict(variant))
+
+
+def memory(bench: Bench) -> None:
+    """More workers than a smaller GPU holds, their rows in host memory; what that takes against what was planned."""
+    bench.attempt("memory", partial(rows_on_host, bench), 120)
+
+
+def rows_on_host(bench: Bench) -> None:
+    on_gpu = bench.device.type == "cuda"
+    row = 4 * sum(p.numel() for p in NETS["resnet18"]((3, 32, 32), 100).parameters())
+    host = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    workers = 3 if bench.smoke else min(1000, int(0.8 * host / (2 * row)))
+    experiment = Experiment(
+        algorithm=DePRL(frozen="eval", head_epochs=1),
+        data=images(4, 40) if bench.smoke else images(100, 50_000),
+        model="resnet18",
+        workers=workers,
+        split="iid",
+        batch_size=128,
+        rounds=10,
+        precision="bf16" if on_gpu else "float32",
+    )
+    try:
+        if on_gpu:
+            total = torch.cuda.mem_get_info(bench.device)[1]
+            torch.cuda.set_per_process_memory_fraction(SMALL_GPU / total, bench.device)
+            torch.cuda.reset_peak_memory_stats(bench.device)
+        session = open_session(experiment, Runtime(device=str(bench.device)))
+        algorithm, ctx = session.experiment.algorithm, session.ctx
+        plan = plan_memory(
+            ctx.model,
+            num_workers=workers,
+            input_shape=(3, 32, 32),
+            num_samples=len(session.federation.train.x),
+            batch_size=128,
+            precision=Precision(str(session.experiment.precision)),
+        )
+        plan = settle(plan, int(FILLED * SMALL_GPU))
+        spent: dict[str, list[float]] = {"local": [], "mix": []}
+        now = algorithm.init(ctx)
+        for number in range(2):
+            began = time.perf_counter()
+            now, _ = algorithm.local(now, number, ctx)
+            bench.sync()
+            spent["local"].append(round3(time.perf_counter() - began))
+            began = time.perf_counter()
+            now = algorithm.mix(now, number, ctx)
+            bench.sync()
+            spent["mix"].append(round3(time.perf_counter() - began))
+            print(spent, flush=True)
+        found = {
+            "workers": workers,
+            "planned_bytes": plan.device,
+            "peak_bytes": torch.cuda.max_memory_allocated(bench.device) if on_gpu else 0,
+            "reserved_bytes": torch.cuda.max_memory_reserved(bench.device) if on_gpu else 0,
+            "rows_on_host": plan.rows_on_host,
+            "rows_bytes": workers * row,
+            "kept_on": str(now.params["head.fc.weight"].device),
+            "seconds": spent,
+            "finite": bool(now.params["head.fc.weight"].isfinite().all()),
+            "notes": session.notes,
+        }
+        bench.record["memory"] = found
+        print("memory", json.dumps(found), flush=True)
+        del now, ctx, session
+    finally:
+        if on_gpu:
+            torch.cuda.set_per_process_memory_fraction(1.0, bench.device)
+        gc.collect()
+        host_memory.release()
 
 
 def profile(bench: Bench) -> None:
     """Where the device's time goes in one call of our engine."""
     for net, line in bench.works.items():
-        with bench.guard(f"profile of {net}"):
-            work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
-            params, buffers = state(work)
-            engine, phase = (
-                bench.engine(work, "tf32" if bench.smoke else line.precisions[0]),
-                whole(Steps(min(4, line.steps))),
-            )
-            engine.fit(params, buffers, phase, 0)
-            activities = [torch.profiler.ProfilerActivity.CPU]
-            if bench.device.type == "cuda":
-                activities.append(torch.profiler.ProfilerActivity.CUDA)
-            with torch.profiler.profile(activities=activities) as found:
-                wall = bench.seconds(lambda e=engine, p=params, b=buffers, f=phase: e.fit(p, b, f, 1))
-            timed = [(e.key[:110], e.count, e.self_device_time_total / 1e3) for e in found.key_averages()]
-            top = sorted(timed, key=lambda t: -t[2])[:25]
-            print("\n".join(f"{ms:9.3f} ms {count:6} {name}" for name, count, ms in top), flush=True)
-            lines = [{"kernel": name, "count": count, "ms": round3(ms)} for name, count, ms in top]
-            bench.record.setdefault("profiles", {})[net] = {"wall_ms": round3(1e3 * wall), "kernels": lines}
+        bench.attempt(f"profile of {net}", partial(one_profile, bench, net, line), line.seconds)
+
+
+def one_profile(bench: Bench, net: str, line: Work) -> None:
+    work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
+    params, buffers = state(work)
+    phase = whole(Steps(line.steps))
+    engine = bench.engine(work, "tf32" if bench.smoke else line.precisions[0])
+    engine.fit(params, buffers, phase, 0)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if bench.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    few = torch.arange(min(bench.workers, 32))
+    with torch.profiler.profile(activities=activities) as found:
+        wall = bench.seconds(lambda: engine.fit(params, buffers, phase, 1, workers=few))
+    timed = [(e.key[:110], e.count, e.self_device_time_total / 1e3) for e in found.key_averages()]
+    top = sorted(timed, key=lambda t: -t[2])[:25]
+    print("\n".join(f"{ms:9.3f} ms {count:6} {name}" for name, count, ms in top), flush=True)
+    lines = [{"kernel": name, "count": count, "ms": round3(ms)} for name, count, ms in top]
+    about = {"workers": len(few), "steps": line.steps, "wall_ms": round3(1e3 * wall), "kernels": lines}
+    bench.record.setdefault("profiles", {})[net] = about
 
 
 SECTIONS: dict[str, Callable[[Bench], None]] = {
-    section.__name__: section for section in (ceilings, agreement, algorithms, steps, rounds, variants, profile)
+    section.__name__: section for section in (ceilings, agreement, algorithms, steps, rounds, variants, memory, profile)
 }
 
 
@@ -524,7 +691,7 @@ def draw(record: dict[str, Any], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", default="ceilings,agreement,algorithms,steps,rounds")
+    parser.add_argument("--sections", default=",".join(SECTIONS))
     parser.add_argument("--works", default=",".join(WORKS))
     parser.add_argument("--budget-seconds", type=float, default=540)
     parser.add_argument("--device", default=None)
@@ -537,11 +704,8 @@ def main() -> None:
         options.out = Path("benchmarks/records/smoke.json")
     bench = Bench(options)
     print(f"{bench.name}, torch {torch.__version__}, sections {options.sections}", flush=True)
-    try:
-        for name in options.sections.split(","):
-            SECTIONS[name](bench)
-    except TimeoutError as late:
-        print(f"the time was up before {late}", flush=True)
+    for name in options.sections.split(","):
+        SECTIONS[name](bench)
     bench.save()
     draw(bench.record, bench.out.with_suffix(".svg"))
     print(
@@ -554,8 +718,10 @@ def main() -> None:
         )
     for row in bench.record["rounds"]:
         print(f"{row['work']:50} {row['seconds']:.3g} s (mixing {row['mix_seconds']:.3g} s)")
-    worst = max(bench.record["agreement"].items(), key=lambda pair: pair[1], default=("nothing", float("nan")))
-    print(f"worst agreement: {worst[0]} {worst[1]:.1e}; errors: {bench.record['errors']}")
+    for precision in ("float64", "float32"):
+        found = [(error, name) for name, error in bench.record["agreement"].items() if name.endswith(precision)]
+        print(f"worst agreement in {precision}: {max(found, default=None)}")
+    print(f"errors: {bench.record['errors']}")
 
 
 if __name__ == "__main__":

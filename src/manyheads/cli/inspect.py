@@ -1,17 +1,17 @@
 """``manyheads inspect``: what would run, and what has run."""
 
-from manyheads.cli import inspect_data, inspect_graph, inspect_run, inspect_speed
+from manyheads.cli import inspect_data, inspect_graph, inspect_memory, inspect_run, inspect_speed
 from manyheads.cli.parser import Commands
 
 
 def add(commands: Commands) -> None:
     parser = commands.add_parser(
         "inspect",
-        help="look at a graph, a split, a net's speed or a run",
+        help="look at a graph, a split, a net's speed or memory, or a run",
         usage="manyheads inspect COMMAND ...",
-        description="Look at a graph, a split or a net's speed before it is used, or at a run.",
+        description="Look at a graph, a split, a net's speed or memory before it is used, or at a run.",
     )
     parser.set_defaults(run=lambda args: parser.print_help())
     inner = parser.add_commands()
-    for command in (inspect_graph, inspect_data, inspect_speed, inspect_run):
+    for command in (inspect_graph, inspect_data, inspect_speed, inspect_memory, inspect_run):
         command.add(inner)

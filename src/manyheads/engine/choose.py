@@ -19,7 +19,7 @@ ENGINES = ("auto", "loop", "batched", "cuda-graphs")
 _CHUNK_BYTES = 12 << 20
 """A chunk's moving weights stay in the cache between its steps."""
 
-_FILLED = 0.8
+FILLED = 0.8
 """Part of the free memory that a plan may count on: the rest is for heads trained in stacks, and for gaps."""
 _STACKED_HEADS = 0.1
 
@@ -87,7 +87,7 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, notes: 
         trial=trial,
     )
     free = free_memory(train.x.device)
-    plan = settle(needed, int(_FILLED * free))
+    plan = settle(needed, int(FILLED * free))
     if plan.rows_on_host:
         notes.append("the workers' rows do not fit into the GPU's memory: they stream through it from host memory.")
     return CudaGraphsEngine(

@@ -1,0 +1,63 @@
+"""``manyheads inspect memory``: what a run will take of a GPU's memory, and how many workers fit."""
+
+import argparse
+
+from manyheads.cli.parser import Commands, Parser
+
+
+def add(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "memory",
+        help="memory a run takes on a GPU, and how many workers fit",
+        usage="manyheads inspect memory ALGORITHM [options]",
+        description="Print what a run takes of a GPU's memory before it is started; needs no GPU.",
+        fill=_add_options,
+    )
+    parser.set_defaults(run=run)
+
+
+def _add_options(parser: Parser) -> None:
+    from manyheads.cli.options import add_options
+
+    parser.add_argument("--memory", type=float, metavar="GB", help="memory of the GPU [what is free on the one here]")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    import torch
+
+    from manyheads import data, terminal
+    from manyheads.cli.options import experiments, given
+    from manyheads.engine.choose import FILLED
+    from manyheads.engine.cuda_graphs import Precision, describe, plan_memory, settle
+    from manyheads.engine.cuda_graphs.memory import free_memory
+    from manyheads.experiment import Runtime
+    from manyheads.session import deal, initial_model, pick_device, resolve
+
+    (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
+    with terminal.waiting(f"loading {asked.data}") as downloading:
+        dataset = data.load(str(asked.data), runtime.data_dir, downloading)
+    experiment = replace(resolve(asked, dataset), precision=asked.precision or "tf32")
+    assert experiment.batch_size is not None, "an experiment is completed before it is used"
+    federation = deal(experiment, dataset)
+    plan = plan_memory(
+        initial_model(experiment, federation),
+        num_workers=experiment.workers,
+        input_shape=federation.input_shape,
+        num_samples=len(federation.train.x),
+        batch_size=experiment.batch_size,
+        precision=Precision(str(experiment.precision)),
+    )
+    device = pick_device(runtime.device) if torch.cuda.is_available() else torch.device("cpu")
+    free = 1e9 * args.memory if args.memory else free_memory(device) if device.type == "cuda" else None
+    lines = describe(plan)
+    if free is not None:
+        filled = int(FILLED * free)
+        lines = [
+            *describe(settle(plan, filled)),
+            (f"used of {terminal.human_bytes(free)}", f"at most {FILLED:.0%}"),
+            ("workers whose rows fit on the device", f"{replace(plan, lanes=1).largest(filled):,}"),
+        ]
+    print(terminal.facts(lines))
