@@ -10,10 +10,10 @@ from manyheads.topology import build_mixing, spectral
 
 def test_systems_that_mix_alike_share_a_row_whatever_else_differs(tmp_path: Path, write_run):
     for split in ("iid", "shards:2"):
-        for name in ("deprl", "d-psgd", "fedavg", "local"):
+        for name in ("deprl", "d-psgd", "dispfl", "fedavg", "local"):
             write_run(tmp_path / split / name, name, split=split, rounds=1)
     (row,) = rows(collect(tmp_path))
-    assert (row.graph, row.workers, row.systems, row.verdict) == ("ring", 8, "DePRL, D-PSGD", "vacuous")
+    assert (row.graph, row.workers, row.systems, row.verdict) == ("ring", 8, "DePRL, D-PSGD, DisPFL", "vacuous")
     assert row.gap == f"{spectral(build_mixing('ring', 8)).gap:.2g}"
     found = of_mixing(build_mixing("ring", 8))
     assert found is not None

@@ -56,6 +56,13 @@ def test_figures_are_svg_and_png_and_numbers_are_csv(reported: Path):
     }
 
 
+def test_the_numbers_of_a_map_are_linked_beside_it(reported: Path):
+    links = re.findall(r'<a href="(csv/[^"]*)">([^<]*)', (reported / "report.html").read_text())
+    assert ("csv/similarity-deprl-heads.csv", "CSV") in links
+    assert ("csv/comparison.csv", "csv/comparison.csv") in links
+    assert sorted(name for name, _ in links) == sorted(f"csv/{path.name}" for path in (reported / "csv").iterdir())
+
+
 def test_the_page_says_what_ran_what_was_left_out_and_what_accuracy_is(reported: Path):
     text = re.sub(r"<svg.*?</svg>|<[^>]*>", " ", (reported / "report.html").read_text(), flags=re.DOTALL)
     for words in (

@@ -24,7 +24,7 @@ _TERMS = {
     "theory_consensus": "consensus",
     "theory_m": "M(k)",
 }
-_WIDE_RANGE = 20
+_WIDE_RANGE = 8
 """From this ratio between the lines' ends on, an axis of bytes or seconds is logarithmic."""
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")), "sent per worker", human_bytes
 _SECONDS = ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")), "simulated time", human_seconds

@@ -52,13 +52,16 @@ class Row:
 
 def rows(comparison: Comparison) -> list[Row]:
     """The different mixings of the first seed, each once."""
-    users: dict[tuple[str, int, Mixed], dict[str, None]] = {}
+    found: dict[tuple[str, int, Mixed], tuple[str, dict[str, None]]] = {}
     for (i, _), (run, *_) in sorted(comparison.cells.items()):
         if (mixed := mixed_by(run)) is not None:
-            users.setdefault((_name(run), run.options["workers"], mixed), {})[comparison.systems[i].label] = None
+            # Weights of another name may make the same mixing, as uniform ones do on a ring.
+            key = (run.options["graph"], run.options["workers"], mixed)
+            _, systems = found.setdefault(key, (_name(run), {}))
+            systems[comparison.systems[i].label] = None
     return [
-        Row(graph, workers, ", ".join(systems), f"{mixed.gap:.2g}", _powers(mixed.constants), mixed.verdict)
-        for (graph, workers, mixed), systems in users.items()
+        Row(name, workers, ", ".join(systems), f"{mixed.gap:.2g}", _powers(mixed.constants), mixed.verdict)
+        for (_, workers, mixed), (name, systems) in found.items()
     ]
 
 

@@ -38,12 +38,12 @@ def write(comparison: Comparison) -> Path:
     ]
     by_system = of_systems(comparison)
     files = {f"csv/{name}": text.encode() for name, text in csv_files(comparison)}
-    page = _render(comparison, parts, by_system, list(files))
-    for chapter in [*(chapter for part in parts for chapter in part.chapters), *by_system]:
-        for _, row in chapter.rows:
-            for picture in row:
-                files[f"figures/{picture.name}.svg"] = picture.svg
-                files[f"figures/{picture.name}.png"] = picture.png
+    chapters = [*(chapter for part in parts for chapter in part.chapters), *by_system]
+    pictures = [picture for chapter in chapters for _, row in chapter.rows for picture in row]
+    page = _render(comparison, parts, by_system, list(files), {f"csv/{picture.name}.csv" for picture in pictures})
+    for picture in pictures:
+        files[f"figures/{picture.name}.svg"] = picture.svg
+        files[f"figures/{picture.name}.png"] = picture.png
     for name, content in {**files, NAME: page.encode()}.items():
         path = comparison.folder / name
         with disk_errors(path):
@@ -52,7 +52,9 @@ def write(comparison: Comparison) -> Path:
     return comparison.folder / NAME
 
 
-def _render(comparison: Comparison, parts: list[Part], by_system: list[Chapter], csv_names: list[str]) -> str:
+def _render(
+    comparison: Comparison, parts: list[Part], by_system: list[Chapter], csv_names: list[str], beside_pictures: set[str]
+) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
@@ -85,6 +87,7 @@ def _render(comparison: Comparison, parts: list[Part], by_system: list[Chapter],
         notes=_distinct(str(note) for summary in summaries for note in summary.get("notes") or []),
         runtimes=_distinct(map(_runtime, summaries)),
         csv_names=csv_names,
+        beside_pictures=beside_pictures,
         version=manyheads.__version__,
     )
 
