@@ -2,10 +2,12 @@
 
 import pytest
 
+from manyheads.algorithms import DPSGD, DePRL, Local
 from manyheads.data import NAMES
-from manyheads.experiment import Experiment
+from manyheads.experiment import Experiment, Runtime
 from manyheads.models import build
 from manyheads.recipes import OWN_IMAGES, OWN_VECTORS, RECIPES, recipe_for, step_seconds
+from manyheads.rounds import train
 
 SHAPES = {
     "digits": ((1, 8, 8), 10),
@@ -38,6 +40,19 @@ def test_the_papers_values(name):
 def test_a_recipes_net_takes_its_data(name):
     shape, classes = SHAPES[name]
     assert "head" in build(RECIPES[name].model, shape, classes).groups
+
+
+def test_personal_heads_win_where_they_must():
+    """Where every worker names the digits in its own order, one model for all cannot, and alone one learns less."""
+    shared = {"workers": 32, "split": "dirichlet:1", "relabel": True, "graph": "ring", "rounds": 25}
+    runtime = Runtime(device="cpu", threads=1, eval_every=25)
+    accuracy = {
+        algorithm.name: record.accuracy_mean
+        for algorithm in (DePRL(), DPSGD(), Local())
+        for record in train(Experiment(algorithm=algorithm, **shared), runtime)
+    }
+    assert accuracy["deprl"] > accuracy["d-psgd"] + 0.15
+    assert accuracy["deprl"] > accuracy["local"]
 
 
 def test_own_arrays_get_one_by_their_shape():

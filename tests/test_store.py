@@ -123,7 +123,7 @@ def test_another_experiment_is_refused_by_the_options_that_differ(tmp_path: Path
         start(tmp_path, replace(EXPERIMENT, algorithm=DePRL(head_epochs=5)))
     with refused(tmp_path, r"\(algorithm deprl there, d-psgd here; graph ring there, full here\)"):
         start(tmp_path, replace(EXPERIMENT, algorithm=DPSGD(), graph="full"))
-    with refused(tmp_path, r"\(model mlp:256 there, module Linear \w{8} here\)"):
+    with refused(tmp_path, r"\(model mlp:64 there, module Linear \w{8} here\)"):
         start(tmp_path, replace(EXPERIMENT, model=nn.Linear(64, 10)))
 
 

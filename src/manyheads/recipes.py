@@ -26,7 +26,7 @@ def _paper(model: str, batch_size: int) -> Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "digits": Recipe("mlp:256", 16, 0.2, 0.2, 0.9, 1e-5, 10.0, 0.98, 50),
+    "digits": Recipe("mlp:64", 16, 0.2, 0.2, 0.9, 1e-5, 10.0, 0.98, 50),
     "cifar10": _paper("vgg11", 16),
     "cifar100": _paper("resnet18", 128),
     "fashion-mnist": _paper("alexnet", 16),

@@ -15,7 +15,7 @@ from manyheads.studies.tables import STUDIES
 from manyheads.studies.trial import PAPER
 
 SHAPES = {
-    "mlp:256": ((1, 8, 8), 10),
+    "mlp:64": ((1, 8, 8), 10),
     "dnn": ((900,), 6),
     "vgg11": ((3, 32, 32), 10),
     "resnet18": ((3, 32, 32), 100),

@@ -21,7 +21,7 @@ SAMPLES = {
 }
 """Train and test samples of the data sets."""
 
-PARAMETERS = {"mlp:256": 19_210, "dnn": 634_182, "vgg11": 7_538_698, "resnet18": 11_220_132, "alexnet": 23_271_114}
+PARAMETERS = {"mlp:64": 4_810, "dnn": 634_182, "vgg11": 7_538_698, "resnet18": 11_220_132, "alexnet": 23_271_114}
 """Weights of the nets, with the outputs that the studies' data need."""
 
 GPU_SECONDS_PER_SAMPLE = {"mlp": 5e-7, "dnn": 5e-7, "vgg11": 2.1e-5, "resnet18": 1.9e-5, "alexnet": 3e-5}
