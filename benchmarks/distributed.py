@@ -27,8 +27,8 @@ import torch
 from manyheads.algorithms import DPSGD, Algorithm, FedRep
 from manyheads.data import Dataset, load
 from manyheads.experiment import Experiment, Runtime
+from manyheads.network.meeting import join
 from manyheads.network.placement import blocks, crossings, owners
-from manyheads.network.processes import join
 from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.topology import Rows, build_mixing

@@ -108,6 +108,7 @@ class Checkpoints:
         rank writes.
         """
         if self.rank == 0:
+            self._refuse_another_run()
             with disk_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "generation", self.generation.encode())
@@ -117,13 +118,7 @@ class Checkpoints:
                 " choose an --out on a disk that all of them see."
             )
         manifest, notes = newest(self.folder, at_most)
-        if manifest is None:
-            return None, notes
-        if manifest.run_id != self.run_id:
-            raise UserError(
-                f"{self.folder} belongs to run {manifest.run_id}, and this is run {self.run_id}: choose another --out."
-            )
-        return read(self.folder, manifest, self.workers), notes
+        return None if manifest is None else read(self.folder, manifest, self.workers), notes
 
     def save(self, snapshot: Snapshot) -> None:
         """Write a checkpoint from a single process.
@@ -160,6 +155,17 @@ class Checkpoints:
         manifest = Manifest(self.run_id, round, self.num_workers, self.generation, seconds, files)
         write_atomically(place / _MANIFEST, _seal(manifest))
         self._prune(round, {_MANIFEST, *(rows.name for rows in files)})
+
+    def _refuse_another_run(self) -> None:
+        """Before anything is overwritten. What is damaged is told of when it is read."""
+        for round in self.rounds():
+            with suppress(_Damaged):
+                manifest = _read_manifest(_place(self.folder, round), round)
+                if manifest.run_id != self.run_id:
+                    raise UserError(
+                        f"{self.folder} belongs to run {manifest.run_id}, and this is run {self.run_id}:"
+                        " choose another --out."
+                    )
 
     def _is_seen(self) -> bool:
         """Whether the generation that process 0 has written shows here, on a network's disk perhaps after a while."""
@@ -272,6 +278,18 @@ def _fingerprint(values: dict[str, Any]) -> str:
 
 def _verify(place: Path, round: int) -> Manifest:
     """The manifest of a checkpoint that is as it was written."""
+    manifest = _read_manifest(place, round)
+    for rows in manifest.files:
+        try:
+            found = sha256(place / rows.name)
+        except OSError as error:
+            raise _Damaged(f"{rows.name}: {error.strerror}") from None
+        if found != rows.sha256:
+            raise _Damaged(f"sha mismatch in {rows.name}")
+    return manifest
+
+
+def _read_manifest(place: Path, round: int) -> Manifest:
     try:
         values = json.loads((place / _MANIFEST).read_bytes())
         seal = values.pop("sha256")
@@ -282,13 +300,6 @@ def _verify(place: Path, round: int) -> Manifest:
         raise _Damaged(f"sha mismatch in {_MANIFEST}")
     if manifest.round != round:
         raise _Damaged(f"{_MANIFEST} is of round {manifest.round}")
-    for rows in manifest.files:
-        try:
-            found = sha256(place / rows.name)
-        except OSError as error:
-            raise _Damaged(f"{rows.name}: {error.strerror}") from None
-        if found != rows.sha256:
-            raise _Damaged(f"sha mismatch in {rows.name}")
     return manifest
 
 

@@ -56,6 +56,8 @@ def train(experiment: Experiment, runtime: Runtime | None = None) -> Iterator[Re
 def run(session: Session) -> Iterator[Step]:
     """Run a session's rounds; with a run directory, from where it stops, keeping everything in it."""
     experiment, runtime, ctx = session.experiment, session.runtime, session.ctx
+    if session.sites and session.sites.away and runtime.out is None:
+        raise session.sites.never_there(experiment.data)
     if runtime.out is None:
         yield from _rounds(session, 0, experiment.algorithm.init(ctx), 0.0, 0.0, None)
         return
@@ -63,9 +65,7 @@ def run(session: Session) -> Iterator[Step]:
     directory = RunDirectory(session.folder(runtime.out))
     with ExitStack() as stack:
         if sites and sites.away and not processes.total(directory.path.exists()):
-            raise UserError(
-                f"no process sees the file of worker {sites.away[0]} ({experiment.data}): start its site too."
-            )
+            raise sites.never_there(experiment.data)
         if sharers.rank == 0:
             options = {"resume": runtime.resume, "patience": sharers.patience}
             directory = RunDirectory.open(directory.path, experiment, content=session.everyone.content, **options)
@@ -91,6 +91,8 @@ def run(session: Session) -> Iterator[Step]:
             sites.take_up(directory.path, max(found), round)
             session.notes.extend(sites.disturbances)
             round = max(found)
+            if processes.decide(sites.overdue()):
+                raise sites.given_up()
         elif len(found) > 1:
             raise UserError(f"{directory.path} shows the processes checkpoints of rounds {found}: start again.")
         if sharers.rank == 0:

@@ -32,8 +32,9 @@ from manyheads.models.split import Split, needs_loop
 from manyheads.network.agreement import NOT_IN_SITES, compare, meet_sites, sizes_in_sites
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
+from manyheads.network.meeting import join, local_rank
 from manyheads.network.placement import blocks
-from manyheads.network.processes import Processes, join, local_rank
+from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, without
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import knows_speed, recipe_for

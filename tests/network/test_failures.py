@@ -59,25 +59,19 @@ def test_other_commands_are_for_one_process(start, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_environment_that_is_not_whole(start, tmp_path: Path) -> None:
-    (line,) = output([start(PROGRAM, *TRAIN, "--out", tmp_path / "run", WORLD_SIZE=2, RANK=0)])
-    assert "WORLD_SIZE is set, but not what belongs to it ('MASTER_ADDR')" in line
-
-
 def test_a_process_that_never_comes(start, tmp_path: Path) -> None:
     alone = {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
     began = time.monotonic()
-    (line,) = output([start(PROGRAM, *TRAIN, "--timeout", 2, "--out", tmp_path / "run", **alone)])
-    assert "process 1, 2 did not join within 2 s" in line
+    (line,) = output([start(PROGRAM, *TRAIN, "--timeout", 1, "--out", tmp_path / "run", **alone)])
+    assert "process 1, 2 did not join within 1 s" in line
     assert time.monotonic() - began < 60
     assert not (tmp_path / "run").exists()
 
 
 def test_a_first_process_that_never_comes(start, tmp_path: Path) -> None:
     alone = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 9}
-    lines = output([start(PROGRAM, *TRAIN, "--timeout", 2, "--out", tmp_path / "run", **alone)])
-    (line,) = [line for line in lines if line.startswith("manyheads")]
-    assert "process 1 found no process 0 at 127.0.0.1:9 within 2 s" in line
+    (line,) = output([start(PROGRAM, *TRAIN, "--timeout", 1, "--out", tmp_path / "run", **alone)])
+    assert "process 1 found no process 0 at 127.0.0.1:9 within 1 s" in line
 
 
 def test_a_folder_that_not_all_of_them_see(start_together, tmp_path: Path) -> None:

@@ -1,5 +1,4 @@
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -7,7 +6,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from manyheads.errors import UserError
 from manyheads.network import processes as module
-from manyheads.network.processes import Processes, _meet
+from manyheads.network.processes import Processes
 
 CPU = torch.device("cpu")
 Make = Callable[[int], list[Processes]]
@@ -21,27 +20,6 @@ def test_a_process_alone_agrees_with_itself() -> None:
     alone.wait()
     with alone.one_before_others():
         pass
-
-
-def meet(store: HashStore, names: list[str]) -> list[str]:
-    count = len(names)
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda rank: _meet(store, names[rank], rank, range(1, count), 20), reversed(range(count))))
-
-
-def test_a_start_has_a_name_that_no_earlier_one_had() -> None:
-    """The store is as the last start left it, with what all of its processes have said."""
-    store = HashStore()
-    assert meet(store, ["a0", "a1", "a2"]) == ["a0"] * 3
-    assert meet(store, ["b0", "b1", "b2"]) == ["b0"] * 3
-    assert meet(store, ["c0", "c1"]) == ["c0"] * 2
-
-
-def test_whoever_does_not_come_is_named() -> None:
-    with pytest.raises(UserError, match=r"process 1, 2 did not join within 0\.1 s"):
-        _meet(HashStore(), "own", 0, range(1, 3), 0.1)
-    with pytest.raises(UserError, match=r"process 0 did not join within 0\.1 s"):
-        _meet(HashStore(), "own", 2, range(1, 3), 0.1)
 
 
 @pytest.fixture
@@ -109,3 +87,11 @@ def test_only_errors_of_the_network_are_put_down_to_others(several: Make) -> Non
         raise RuntimeError("out of memory")
     with pytest.raises(UserError, match="process 1 of 2 was lost"), first.together():
         raise RuntimeError("[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+
+
+def test_process_0_gives_up_before_the_others_give_it_up(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    assert 0 < several(2)[0].patience < 60
+    assert Processes(None, 0, 1, "start", 60, CPU).patience == 0
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "elastic")
+    assert Processes(None, 0, 1, "start", 60, CPU).patience > 0, "one that is left of several"

@@ -203,6 +203,7 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
     late = start_together(2, PROGRAM, *words, last + 30, "--site-timeout", 0.001, folders=folders[:2])
     assert all(process.status() for process in late)
     assert sum("worker 1 was away for more than 0.001 s" in process.text() for process in late) == 1
+    assert Run.open(at_site(folders[0], 2)).metrics()[-1]["round"] == last + 20, "nothing was trained"
 
     for process in start_together(3, PROGRAM, *words, last + 40, folders=folders):
         assert process.status() == 0, process.text()

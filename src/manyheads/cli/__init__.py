@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without Unicode gets question marks, not a traceback.
         sys.stdout.reconfigure(errors="replace")
+    if _among_others():
+        # torch would tell of every connection that is lost in a page of addresses.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if _rank() > 0:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
@@ -64,7 +67,7 @@ def _run(argv: Sequence[str]) -> int:
         args = _parser().parse(argv)
     except SystemExit as stop:  # after --help and --version
         return int(stop.code or 0)
-    if os.environ.get("WORLD_SIZE", "1") != "1" and args.run is not train.run:
+    if _among_others() and args.run is not train.run:
         raise UserError("several processes are for manyheads train: start this command without torchrun.")
     # The nets of ``--model package.module:factory`` may lie where the user stands, as they may for ``python -m``.
     sys.path.append(str(Path.cwd()))
@@ -94,16 +97,22 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError)
 
 
+def _among_others() -> bool:
+    """Whether torchrun has started this process beside others."""
+    return os.environ.get("WORLD_SIZE", "1") != "1"
+
+
 def _rank() -> int:
-    """This process's number among several that torchrun has started: only the first prints."""
-    return int(os.environ.get("RANK", "0")) if os.environ.get("WORLD_SIZE", "1") != "1" else 0
+    """This process's number among several: only the first prints."""
+    given = os.environ.get("RANK", "0") if _among_others() else "0"
+    return int(given) if given.isdecimal() else 0
 
 
 def _is_shown_elsewhere() -> bool:
     """Whether another of several processes shows the error that this one only suffers from."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if not _among_others():
         return False
-    from manyheads.network.processes import first_to_fail
+    from manyheads.network.meeting import first_to_fail
 
     return not first_to_fail()
 

@@ -1,19 +1,17 @@
-"""The processes of one run: how they find each other, agree on things, and notice that one of them is gone."""
+"""The processes of one run: how they agree on things, and notice that one of them is gone."""
 
 import atexit
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import UserError
 
@@ -21,9 +19,12 @@ _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
 _BEATS = 8
 """How many of these one that is not heard of is given."""
-_POLL_SECONDS = 0.02
+POLL_SECONDS = 0.02
+"""How often to look for what another process is about to do."""
 _STORE_SECONDS = 5.0
 """How long the store may take to answer. Where the network is cut, it would take a quarter of an hour to say so."""
+_PATIENCE = 0.8
+"""The part of the time-out that process 0 may wait for something else before the others take it for lost."""
 _LEFT = "left"
 
 Answer = TypeVar("Answer")
@@ -106,7 +107,7 @@ class Processes:
     @property
     def patience(self) -> float:
         """Seconds until a process of an earlier start that was cut off has noticed it and ended."""
-        return self.timeout if self.count > 1 or "TORCHELASTIC_RUN_ID" in os.environ else 0.0
+        return _PATIENCE * self.timeout if self.count > 1 or "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
     def total(self, number: int) -> int:
         """The sum over all processes."""
@@ -125,7 +126,7 @@ class Processes:
             store.set(self._place(), _LEFT)
             return store.add("failures", 1)
 
-        return _ask(count) in (1, None)
+        return ask(count) in (1, None)
 
     def _lost(self, waited: float) -> UserError:
         missing = self._missing()
@@ -154,7 +155,7 @@ class Processes:
             return missing
 
         # The store lives and dies with the first host.
-        return [0] if (found := _ask(look)) is None else found
+        return [0] if (found := ask(look)) is None else found
 
     def _misses(self, rank: int, then: str, now: str) -> bool:
         return rank != self.rank and now != _LEFT and (now == then or int(now.split()[0]) < self._calls)
@@ -181,117 +182,25 @@ class Processes:
         self._ended.set()
         if dist.is_initialized():
             dist.destroy_process_group()
-        _ask(self._part)
+        ask(self._part)
 
     def _part(self) -> None:
         assert self._store is not None
         self._store.set(self._place(), _LEFT)
         # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show.
         while self._keeps_store and {*self._whereabouts()} != {_LEFT}:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
-_joined: Processes | None = None
-
-
-def started_together() -> bool:
-    """Whether torchrun, or whoever sets the same environment, has started this process beside others."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def local_rank() -> int:
-    """The rank among the processes on this host."""
-    return int(os.environ.get("LOCAL_RANK", "0")) if started_together() else 0
-
-
-def join(timeout: float, device: torch.device) -> Processes:
-    """Meet the processes that were started with this one; later calls give the same answer."""
-    global _joined
-    if _joined is None:
-        own = secrets.token_hex(8)
-        _joined = _join(own, timeout, device) if started_together() else Processes(None, 0, 1, own, timeout, device)
-    return _joined
-
-
-def first_to_fail() -> bool:
-    """Whether this process's error is the one to show. Before the processes have met, each host shows its own."""
-    if _joined is None:
-        return local_rank() == 0
-    return _joined.first_to_fail()
-
-
-def _join(own: str, timeout: float, device: torch.device) -> Processes:
-    try:
-        rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    except (KeyError, ValueError) as error:
-        raise UserError(f"WORLD_SIZE is set, but not what belongs to it ({error}): start with torchrun.") from None
-    limit = timedelta(seconds=timeout)
-    # torchrun keeps the store itself, and it then outlives the processes; without torchrun process 0 keeps it.
-    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    # NCCL wants a GPU for every process; processes that share one send through the host's memory.
-    nccl = device.type == "cuda" and int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
-    try:
-        store = TCPStore(address, port, None, keeps, limit, wait_for_workers=False, multi_tenant=True)
-        generation = _meet(store, own, rank, range(1, count), timeout)
-        store = PrefixStore(generation, store)
-        wire = device if nccl else torch.device("cpu")
-        processes = Processes(store, rank, count, generation, timeout, wire, keeps)
-        if nccl:
-            torch.cuda.set_device(device)
-        with processes.together():
-            # With blocking waits NCCL reports a time-out as gloo does, instead of ending the process.
-            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-            backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
-        # Whoever ends soon, because of an error in the options perhaps, must not end while others still connect.
-        processes.wait()
-    except (RuntimeError, OSError) as error:
-        raise UserError(
-            f"process {rank} found no process 0 at {address}:{port} within {timeout:g} s: see whether it was started,"
-            " and whether the hosts reach each other."
-        ) from error
-    return processes
-
-
-def _ask(question: Callable[[], Answer]) -> Answer | None:
-    """The store's answer; None: it gives none."""
+def ask(question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
+    """The store's answer; None: it gives none in time."""
     answers: list[Answer] = []
 
-    def ask() -> None:
+    def get() -> None:
         with suppress(RuntimeError):
             answers.append(question())
 
-    asking = threading.Thread(target=ask, daemon=True)
+    asking = threading.Thread(target=get, daemon=True)
     asking.start()
-    asking.join(_STORE_SECONDS)
+    asking.join(seconds)
     return answers[0] if answers else None
-
-
-def _meet(store: Store, own: str, rank: int, others: range, timeout: float) -> str:
-    """A name for this start, the same for all its processes; ``own`` is a random one.
-
-    torchrun starts processes anew with the store as the last ones left it, the addresses of the dead included: what
-    this start keeps in the store must have a name of its own. Process 0 proposes one; each of the others takes it up
-    under a name of its own, and is in when it sees that confirmed.
-    """
-    deadline = time.monotonic() + timeout
-    missing = list(others)
-    while True:
-        if rank == 0:
-            store.set("start", own)
-            for other in missing.copy():
-                if store.check([f"{own}/{other}"]):
-                    store.set(f"{own}/{other}/{store.get(f'{own}/{other}').decode()}", "")
-                    missing.remove(other)
-            if not missing:
-                return own
-        elif store.check(["start"]):
-            start = store.get("start").decode()
-            store.set(f"{start}/{rank}", own)
-            if store.check([f"{start}/{rank}/{own}"]):
-                return start
-        if time.monotonic() > deadline:
-            absent = f"process {', '.join(map(str, missing))}" if rank == 0 else "process 0"
-            raise UserError(f"{absent} did not join within {timeout:g} s: start as many processes as WORLD_SIZE says.")
-        time.sleep(_POLL_SECONDS)

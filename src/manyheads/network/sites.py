@@ -47,6 +47,9 @@ class Sites:
         """Whether somebody has been away for too long."""
         return any(time.time() - since > self.timeout for since in self._since.values())
 
+    def never_there(self, files: object) -> UserError:
+        return UserError(f"no process sees the file of worker {self.away[0]} ({files}): start its site too.")
+
     def given_up(self) -> UserError:
         return UserError(
             f"{_named(self.away)} away for more than {self.timeout:g} s: start the site again and then this command, or"
