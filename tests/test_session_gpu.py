@@ -70,16 +70,21 @@ def test_rows_in_host_memory_are_rows_like_any_other(
         assert on_host[number] == pytest.approx(on_device[number], rel=1e-7, nan_ok=True), number
 
 
-@pytest.mark.parametrize(
-    ("model", "precision"), [("mlp", "tf32"), ("cnn", "tf32"), ("cnn", "bf16"), ("resnet18", "bf16")]
-)
+@pytest.mark.parametrize(("model", "precision"), [("mlp", "tf32"), ("cnn", "tf32"), ("resnet18", "bf16")])
 def test_bits_repeat(model: str, precision: str, tmp_path: Path) -> None:
     """Four rounds twice, and two rounds continued to four, each in a process of its own."""
-    for out, stops in (("whole", (4,)), ("again", (4,)), ("continued", (2, 4))):
-        for rounds in stops:
-            words = [sys.executable, "-c", _TRAIN, model, precision, str(rounds), str(tmp_path / out)]
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr[-2000:]
+
+    def start(out: str, rounds: int) -> subprocess.Popen:
+        words = [sys.executable, "-c", _TRAIN, model, precision, str(rounds), str(tmp_path / out)]
+        return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+    def end(process: subprocess.Popen) -> None:
+        _, errors = process.communicate(timeout=200)
+        assert process.returncode == 0, errors.decode()[-2000:]
+
+    for process in [start("whole", 4), start("again", 4), start("continued", 2)]:
+        end(process)
+    end(start("continued", 4))
     whole = (tmp_path / "whole" / "models.safetensors").read_bytes()
     for out in ("again", "continued"):
         assert (tmp_path / out / "models.safetensors").read_bytes() == whole, out
