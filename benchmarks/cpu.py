@@ -1,10 +1,12 @@
-"""Local training on CPU cores: our engines against one module and one optimiser per worker, called in turn.
+"""What the engines are worth on CPU cores, what many workers take in memory, and what the package adds to an import.
 
-    python benchmarks/cpu.py [--workers 100] [--rounds 2] [--out benchmarks/records/cpu.json]
+    python benchmarks/cpu.py [--sections memory imports speed] [--out benchmarks/records/cpu.json]
 
-W1 = FedRep's local work (1 head epoch, 1 representation epoch), W2 = D-PSGD's (1 epoch), on Fashion-MNIST
-(dirichlet:0.3, batch 16) with an MLP 784-200-100-10; a small convolutional net stands beside it. Evaluation is off.
-Both sides run in one process, turn about; only the ratios mean something.
+Speed: our engines against one module and one optimiser per worker, called in turn. W1 = FedRep's local work (1 head
+epoch, 1 representation epoch), W2 = D-PSGD's (1 epoch), on Fashion-MNIST (dirichlet:0.3, batch 16) with an MLP
+784-200-100-10; a small convolutional net stands beside it. Evaluation is off. Both sides run in one process, turn
+about; only the ratios mean something. Memory: two rounds of DePRL with 1,000 workers of that MLP, evaluated and kept.
+Imports: what follows ``import torch`` in a fresh interpreter. A later call with other sections adds to the record.
 """
 
 import argparse
@@ -12,15 +14,22 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import nn
 
-from manyheads.data import federate, load
+from manyheads import DePRL, Experiment, Runtime, train
+from manyheads.data import Dataset, federate, load
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source, as_index, plan
 from manyheads.engine.choose import make_engine
@@ -103,33 +112,28 @@ class Ours:
             self.params = self.engine.fit(self.params, {}, phase, number).params
 
 
-def seconds(run, *args) -> float:
+def seconds(run: Callable[..., object], *args: object) -> float:
     began = time.perf_counter()
     run(*args)
     return time.perf_counter() - began
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--nets", nargs="+", default=["mlp:200,100", "cnn"])
-    parser.add_argument("--samples", type=int, default=None, help="use only so many train samples")
-    parser.add_argument("--out", type=Path, default=None)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-
+def fashion() -> Dataset:
+    """The loader pads images to 32 x 32 for AlexNet; the MLP of the comparison reads the 28 x 28 inside."""
     data = load("fashion-mnist")
-    federation = federate(data, workers=options.workers, split="dirichlet:0.3", seed=1)
-    # The loader pads images to 32 x 32 for AlexNet; the MLP of the comparison reads the 28 x 28 inside.
-    train = federation.train
-    inside = train.x[:, :, 2:30, 2:30].contiguous()
-    train = Shards(inside, train.index, train.y, train.offsets)
+    inner = (..., slice(2, 30), slice(2, 30))
+    return replace(data, x_train=data.x_train[inner].contiguous(), x_test=data.x_test[inner].contiguous())
+
+
+def speed(options: argparse.Namespace) -> dict[str, Any]:
+    """The ratio of every engine to the eager loop, by net, optimiser and work."""
+    torch.set_num_threads(1)
+    shards = federate(fashion(), workers=options.workers, split="dirichlet:0.3", seed=1).train
     cores = os.cpu_count() or 1
     rows = []
     for net in options.nets:
         small = net == "cnn"
-        hosted = train.take(range(max(1, options.workers // 10))) if small else train
+        hosted = shards.take(range(max(1, options.workers // 10))) if small else shards
         with torch_seed(1):
             model = build(net, (1, 28, 28), 10, head=None, norm="shared")
         source = Source(1, BATCH, False)
@@ -158,16 +162,85 @@ def main() -> None:
                     print(
                         f"{net:12} {optimiser:22} {work.name} {name:20} {value:7.2f} s {ratio:6.2f}x{mark}", flush=True
                     )
+    return {"workers": options.workers, "rows": rows}
+
+
+def memory(options: argparse.Namespace) -> dict[str, Any]:
+    """The most memory that a fresh process holds while it trains many workers, beside their weights alone."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        found = fresh.submit(train_many, options.many).result()
+    gib = found["peak_bytes"] / 2**30
+    print(f"{options.many} workers: {gib:.2f} GiB, {found['ratio']} times their weights (target: 3 GiB)", flush=True)
+    return found
+
+
+def train_many(workers: int) -> dict[str, Any]:
+    """Two rounds of DePRL through the public interface, with a run directory."""
+    experiment = Experiment(
+        algorithm=DePRL(), data=fashion(), model="mlp:200,100", workers=workers, split="dirichlet:0.3", rounds=2
+    )
+    with TemporaryDirectory() as folder:
+        *_, last = train(experiment, Runtime(device="cpu", out=Path(folder, "run")))
+    model = build("mlp:200,100", (1, 28, 28), 10)
+    weights = 4 * workers * sum(p.numel() for p in model.parameters())
+    peak = last.peak_memory_bytes
+    return {"workers": workers, "peak_bytes": peak, "weights_bytes": weights, "ratio": round(peak / weights, 2)}
+
+
+IMPORTS = ("import manyheads", "from manyheads import Experiment, train")
+
+
+def imports(options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds that imports take after torch's, each in fresh interpreters, turn about; medians.
+
+    Of the processor, which other work on the machine hardly stretches: an import waits for nothing else.
+    """
+    # As an installed package has it: compiled once, by the first turn, which does not count.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    times: dict[str, list[float]] = {what: [] for what in IMPORTS}
+    for turn in range(options.repeats + 1):
+        for what, found in times.items():
+            code = f"import time, torch; began = time.process_time(); {what}; print(time.process_time() - began)"
+            ran = subprocess.run(
+                [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+            )
+            if turn:
+                found.append(float(ran.stdout))
+    medians = {what: round(statistics.median(found), 3) for what, found in times.items()}
+    for what, value in medians.items():
+        print(f"{what:40} {value:.3f} s after torch (target: 0.3 s)", flush=True)
+    return {"repeats": options.repeats, "seconds_after_torch": medians}
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    # Memory first: a process starts with the peak of the one that started it.
+    "memory": memory,
+    "imports": imports,
+    "speed": speed,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--workers", type=int, default=100, help="of the speed section")
+    parser.add_argument("--rounds", type=int, default=2, help="of the speed section")
+    parser.add_argument("--nets", nargs="+", default=["mlp:200,100", "cnn"], help="of the speed section")
+    parser.add_argument("--many", type=int, default=1000, help="workers of the memory section")
+    parser.add_argument("--repeats", type=int, default=7, help="of the imports section")
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    record = json.loads(options.out.read_text()) if options.out and options.out.exists() else {}
+    record |= {
+        "machine": platform.machine(),
+        "cores": os.cpu_count(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+    for name in SECTIONS:
+        if name in options.sections:
+            record[name] = {"date": time.strftime("%Y-%m-%d"), **SECTIONS[name](options)}
     if options.out:
-        record = {
-            "machine": platform.machine(),
-            "cores": cores,
-            "torch": torch.__version__,
-            "python": sys.version.split()[0],
-            "date": time.strftime("%Y-%m-%d"),
-            "workers": options.workers,
-            "rows": rows,
-        }
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
