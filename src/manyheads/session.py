@@ -29,7 +29,7 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.models import build
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, needs_loop
-from manyheads.network.agreement import NOT_IN_SITES, compare, meet_sites, sizes_in_sites
+from manyheads.network.agreement import NOT_IN_SITES, compare, floor_in_sites, meet_sites, sizes_in_sites
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
 from manyheads.network.meeting import join, local_rank
@@ -178,7 +178,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         notes.append(f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round.")
     if sites:
         notes.append(NOT_IN_SITES)
-    floor = None if sites else everyone.majority_floor()
+    floor = floor_in_sites(everyone, network) if sites else everyone.majority_floor()
     return Session(
         experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
     )

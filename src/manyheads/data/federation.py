@@ -61,15 +61,16 @@ class Federation:
 
         None in a regression, and when nobody has test samples.
         """
-        if self.num_classes is None:
-            return None
+        return None if self.num_classes is None else mean_floor(self.majority_floors())
+
+    def majority_floors(self) -> Tensor:
+        """The floor of each worker, [W] in double precision; NaN: it has no test samples."""
         worker = _worker_of_entry(self.test)
         hit = (self.test.y == self.class_counts.argmax(1)[worker]).double()
         weight = torch.ones_like(hit) if self.test.weight is None else self.test.weight.double()
         score = torch.bincount(worker, hit * weight, minlength=len(self.ids))
         total = torch.bincount(worker, weight, minlength=len(self.ids))
-        tested = total > 0
-        return float((score[tested] / total[tested]).mean()) if tested.any() else None
+        return score / total
 
     def take(self, workers: Sequence[int]) -> "Federation":
         """The same federation with the shards of some rows only, in the order given."""
@@ -204,6 +205,12 @@ def saved_content(path: Path) -> str | None:
             return _about(file).get("content")
     except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError):
         return None
+
+
+def mean_floor(floors: Tensor) -> float | None:
+    """The mean of workers' floors [W], without those that are NaN; None: all are."""
+    tested = floors[~floors.isnan()]
+    return float(tested.mean()) if len(tested) else None
 
 
 def describe(federation: Federation) -> list[tuple[str, str]]:

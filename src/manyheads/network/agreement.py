@@ -8,6 +8,7 @@ import torch
 import manyheads
 from manyheads.algorithms.base import Algorithm
 from manyheads.data import Dataset, Federation
+from manyheads.data.federation import mean_floor
 from manyheads.data.sites import is_per_worker, seen
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
@@ -15,7 +16,7 @@ from manyheads.network.base import Network
 from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, place
 
-NOT_IN_SITES = "Every site keeps its data and heads: no majority floor, consensus error or simulated time is known."
+NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor simulated time is known."
 
 
 def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -> Sites | None:
@@ -36,6 +37,11 @@ def sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Networ
     sizes = np.zeros(network.num_workers, dtype=np.int64)
     sizes[network.workers.start : network.workers.stop] = own
     return sizes
+
+
+def floor_in_sites(federation: Federation, network: Network) -> float | None:
+    """The majority floor of all workers, from one number of each."""
+    return None if federation.num_classes is None else mean_floor(network.gather(federation.majority_floors()))
 
 
 def compare(
