@@ -1,0 +1,126 @@
+"""What is measured about a round: every field of its record, and losses that are no numbers."""
+
+import resource
+import sys
+from collections.abc import Mapping, Sequence
+from math import isfinite, nan
+
+import torch
+from torch import Tensor
+
+from manyheads.algorithms.base import Log, State
+from manyheads.data.shards import Shards
+from manyheads.errors import Diverged
+from manyheads.metrics.accuracy import summarise
+from manyheads.metrics.consensus import consensus_error, consensus_errors
+from manyheads.record import Record
+from manyheads.session import Session
+
+
+def checked_loss(log: Log, round: int, session: Session) -> float:
+    """The mean loss of the last phase; a worker whose loss is no number ends the run."""
+    gather = session.ctx.network.gather
+    everywhere = {phase: gather(work.loss) for phase, work in log.items()}
+    # NaN: the worker saw no sample. Losses that are no number come as infinity.
+    check_finite(
+        {f"phase '{phase}'": loss.nan_to_num(nan=0.0, posinf=torch.inf).tolist() for phase, loss in everywhere.items()},
+        round,
+        session,
+    )
+    return float(list(everywhere.values())[-1].nanmean()) if everywhere else float("nan")
+
+
+def check_finite(losses: Mapping[str, Sequence[float | None]], round: int, session: Session) -> None:
+    """A worker whose loss is no number ends the run, before anything of the round is kept."""
+    for where, values in losses.items():
+        for worker, value in enumerate(values):
+            if value is not None and not isfinite(value):
+                raise Diverged(
+                    f"the loss of worker {worker} is not a number in round {round + 1}, {where}: "
+                    f"lower --lr (now {session.ctx.rates.lr:g}) or --clip; the last good checkpoint is kept."
+                )
+
+
+Measured = tuple[dict[str, float], dict[str, list[float | None]]]
+
+
+def measure(session: Session, before: State, trained: State, mixed: State, end: State) -> Measured:
+    """Every number of a record that comes from a state, and the values of each worker."""
+    ctx, federation = session.ctx, session.federation
+    values: dict[str, float] = {
+        "consensus_error": nan,
+        "consensus_error_relative": nan,
+        "consensus_error_before_mixing": nan,
+    }
+    if ctx.network.may_gather_private:
+        values["consensus_error"], values["consensus_error_relative"] = consensus_errors(mixed.params, ctx.network)
+        values["consensus_error_before_mixing"] = consensus_error(before.params, ctx.network)
+
+    def score(state: State, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
+        models = session.experiment.algorithm.models(state, ctx)
+        result = ctx.engine.evaluate(models.params, models.buffers, shards)
+        # Whether a worker has samples, not how many: that stays with it.
+        metric, loss, tested = (ctx.network.gather(v).cpu() for v in (result.metric, result.loss, result.count > 0))
+        return metric, loss, tested
+
+    accuracy, _, count = score(end, federation.test)
+    values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, count)
+    values["workers_without_test"] = int((count == 0).sum())
+    accuracy_before, _, _ = score(before, federation.test)
+    values["accuracy_before_mixing"] = summarise(accuracy_before, count)[0]
+    _, train_loss, train_count = score(trained, federation.train)
+    values["train_loss"] = summarise(train_loss, train_count)[0]
+    per_worker = {
+        "accuracy": _listed(accuracy, count),
+        "accuracy_before_mixing": _listed(accuracy_before, count),
+        "train_loss": _listed(train_loss, train_count),
+    }
+    if session.experiment.validation > 0:
+        held_out, _, held_count = score(end, federation.validation)
+        values["accuracy_validation"] = summarise(held_out, held_count)[0]
+        per_worker["accuracy_validation"] = _listed(held_out, held_count)
+    return values, per_worker
+
+
+def make_record(
+    session: Session,
+    round: int,
+    loss: float,
+    seconds: float,
+    simulated: float,
+    values: dict[str, float],
+    per_worker: dict[str, list[float | None]],
+) -> Record:
+    """The record of a round (from 1) out of what was measured, and what the run has cost so far."""
+    network = session.ctx.network
+    sent, received = (
+        float(network.gather(torch.from_numpy(count)).double().mean())
+        for count in (network.traffic.sent, network.traffic.received)
+    )
+    return Record(
+        round=round,
+        algorithm=session.experiment.algorithm.name,
+        run_id=session.experiment.run_id,
+        majority_floor=session.majority_floor,
+        loss=loss,
+        bytes_sent_per_worker=sent,
+        bytes_received_per_worker=received,
+        bytes_on_wire=session.processes.total(network.traffic.on_wire),
+        seconds=seconds,
+        simulated_seconds=simulated,
+        peak_memory_bytes=peak_memory(session.device),
+        per_worker=per_worker,
+        **{"accuracy_validation": None, **values},  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _listed(values: Tensor, counts: Tensor) -> list[float | None]:
+    return [float(v) if c > 0 else None for v, c in zip(values, counts, strict=True)]
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most memory this process has held: on the GPU where it trains there, else resident."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

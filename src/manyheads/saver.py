@@ -1,0 +1,116 @@
+"""Keeping a run in its directory: records at once, checkpoints as often as their share of the time allows."""
+
+import json
+import time
+from collections.abc import Iterable
+
+from manyheads.algorithms.base import State
+from manyheads.checkpoint import Checkpoints, Snapshot
+from manyheads.errors import UserError
+from manyheads.files import write_tensors
+from manyheads.metrics.similarity import mean_off_diagonal, similarities
+from manyheads.network.sites import resume_round
+from manyheads.record import Record
+from manyheads.session import Session, place
+from manyheads.store import RunDirectory
+
+_CHECKPOINT_SHARE = 0.05
+_DISK_BYTES_PER_SECOND = 200e6
+"""A careful guess of how long the first checkpoint takes; later ones are measured."""
+
+
+class Saver:
+    """What a run does with its directory, round by round and at its end."""
+
+    def __init__(self, session: Session, directory: RunDirectory) -> None:
+        self.session, self.directory = session, directory
+        sharers, kept = session.sharers, session.kept_workers
+        self.checkpoints = Checkpoints(
+            directory.path / "checkpoint",
+            run_id=session.experiment.run_id,
+            num_workers=session.experiment.workers if session.sites is None else len(kept),
+            workers=kept,
+            rank=sharers.rank,
+            num_ranks=sharers.count,
+            generation=sharers.generation,
+        )
+        self.spent = 0.0
+        self.next_cost: float | None = None
+
+    def load(self) -> tuple[Snapshot | None, list[str]]:
+        """The checkpoint to go on from; sites, which have one each, agree on its round."""
+        if self.session.sites is None:
+            return self.checkpoints.load()
+        everywhere = self.session.processes.texts(json.dumps(self.checkpoints.rounds()))
+        return self.checkpoints.load(at_most=resume_round([json.loads(rounds) for rounds in everywhere]))
+
+    def keep(self, round: int, state: State, seconds: float, simulated: float, record: Record | None) -> None:
+        """Keep what is due after a round."""
+        session, last = self.session, round == self.session.ctx.rounds
+        processes, sharers, traffic = session.processes, session.sharers, session.ctx.network.traffic
+        if record is not None and sharers.rank == 0:
+            self.directory.append(record)
+        if processes.decide(last or self._due(round, state, seconds)):
+            began = time.perf_counter()
+            totals = (traffic.sent, traffic.received, traffic.on_wire, seconds, simulated)
+            self.checkpoints.write_rows(Snapshot(round, state.params, state.buffers, *totals))
+            sharers.wait()
+            if sharers.rank == 0:
+                self.checkpoints.complete(round, seconds)
+            self.next_cost = time.perf_counter() - began
+            self.spent += self.next_cost
+        if last:
+            self.finish(state, record)
+        elif session.sites and processes.decide(session.sites.overdue()):
+            raise session.sites.given_up()
+
+    def finish(self, state: State, record: Record | None) -> None:
+        """Write what is written once, the summary last."""
+        if record is None:
+            raise UserError("the last of these rounds was never evaluated: ask for more --rounds.")
+        session, sharers = self.session, self.session.sharers
+        models = session.experiment.algorithm.models(state, session.ctx)
+        if sharers.count == 1:
+            self.directory.save_models(models.params, models.buffers, session.describe_model())
+        else:
+            # Over the disk and not the network: heads stay where they are.
+            self.directory.save_some_models(session.ctx.network.workers, models.params, models.buffers)
+            sharers.wait()
+            if sharers.rank == 0:
+                self.directory.join_models(session.describe_model())
+        if sharers.rank == 0:
+            alike = self._compare_workers(models.params)
+            disturbed = {"disturbances": session.sites.disturbances} if session.sites else {}
+            about = {"notes": session.notes, "runtime": session.describe_runtime()}
+            self.directory.finish(record, {**alike, **disturbed, **about})
+        # Nobody goes on to read a summary that is not there yet.
+        sharers.wait()
+
+    def _compare_workers(self, names: Iterable[str]) -> dict[str, float]:
+        """Keep how alike the workers' data and models are; the mean over every two workers."""
+        session = self.session
+        if not session.ctx.network.may_gather_private:
+            session.notes.append("How alike the workers are is not said: heads stay where they are.")
+            return {}
+        classes = session.everyone.num_classes is not None
+        maps = similarities(self.directory.models(names), session.everyone.class_counts if classes else None)
+        write_tensors(self.directory.path / "similarity.safetensors", maps)
+        return {f"similarity_{what}": mean_off_diagonal(matrix) for what, matrix in maps.items()}
+
+    def _due(self, round: int, state: State, seconds: float) -> bool:
+        every = self.session.runtime.checkpoint_every
+        if every is not None:
+            return round % every == 0
+        if self.next_cost is None:
+            size = sum(leaf.numel() * leaf.element_size() for leaf in (state.params | state.buffers).values())
+            self.next_cost = size / _DISK_BYTES_PER_SECOND
+        return self.spent + self.next_cost <= _CHECKPOINT_SHARE * seconds
+
+
+def restore(session: Session, snapshot: Snapshot) -> State:
+    """A checkpoint's state, put where the session trains; the network goes on counting from there."""
+    traffic = session.ctx.network.traffic
+    traffic.sent, traffic.received = snapshot.sent.copy(), snapshot.received.copy()
+    traffic.on_wire = snapshot.on_wire
+    engine, device = session.ctx.engine, session.device
+    return State(place(snapshot.params, engine, device), place(snapshot.buffers, engine, device))
