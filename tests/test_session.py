@@ -46,25 +46,6 @@ def test_all_algorithms_share_partition_graph_and_first_weights(lab):
             assert torch.equal(other.ctx.initial.params[name], leaf)
 
 
-def test_the_first_weights_are_equal_for_all_and_a_function_of_the_seed(lab):
-    torch.manual_seed(1)
-    one = lab.opened(lab.tiny(DePRL())).ctx.initial.params
-    torch.manual_seed(2)
-    two = lab.opened(lab.tiny(DePRL())).ctx.initial.params
-    other = lab.opened(lab.tiny(DePRL(), seed=2)).ctx.initial.params
-    for name, leaf in one.items():
-        assert leaf.shape[0] == 4 and (leaf == leaf[0]).all()
-        assert torch.equal(leaf, two[name])
-        assert not torch.equal(leaf, other[name])
-
-
-def test_opening_leaves_torchs_generator_alone(lab):
-    torch.manual_seed(11)
-    before = torch.get_rng_state()
-    lab.opened(lab.tiny(DePRL(heads="random")))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_rates_decay_every_round(lab):
     rates = lab.opened(lab.tiny(DePRL(), lr=0.4, head_lr=0.2, decay=0.5)).ctx.rates
     assert [rates.sgd(round).lr for round in range(3)] == [0.4, 0.2, 0.1]

@@ -23,9 +23,10 @@ from manyheads.data import load
 from manyheads.data.federation import saved_content
 from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.initial import initial_model
 from manyheads.record import Record
 from manyheads.rounds import run
-from manyheads.session import connect, deal, initial_model, open_session, pick_device, pick_precision, resolve
+from manyheads.session import connect, deal, open_session, pick_device, pick_precision, resolve
 from manyheads.store import PARTITION, RunDirectory
 
 

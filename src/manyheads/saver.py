@@ -8,10 +8,11 @@ from manyheads.algorithms.base import State
 from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.errors import UserError
 from manyheads.files import write_tensors
+from manyheads.initial import place
 from manyheads.metrics.similarity import mean_off_diagonal, similarities
 from manyheads.network.sites import resume_round
 from manyheads.record import Record
-from manyheads.session import Session, place
+from manyheads.session import Session
 from manyheads.store import RunDirectory
 
 _CHECKPOINT_SHARE = 0.05

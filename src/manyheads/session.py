@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 import manyheads
 from manyheads import host_memory
-from manyheads.algorithms.base import Context, Rates, State
+from manyheads.algorithms.base import Context, Rates
 from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, is_own_file, load
 from manyheads.data.files import Progress
@@ -21,14 +20,14 @@ from manyheads.data.sites import is_per_worker
 from manyheads.data.sites import load as load_sites
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
-from manyheads.engine.phase import Engine, accuracy, cross_entropy, single_head
+from manyheads.engine.cuda_graphs import Precision
+from manyheads.engine.phase import accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
-from manyheads.models import build
+from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads
 from manyheads.models.norm import has_batchnorm
-from manyheads.models.split import Split, needs_loop
+from manyheads.models.split import needs_loop
 from manyheads.network.agreement import NOT_IN_SITES, compare, floor_in_sites, meet_sites, sizes_in_sites
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
@@ -36,10 +35,8 @@ from manyheads.network.meeting import join, local_rank
 from manyheads.network.placement import blocks
 from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, without
-from manyheads.randomness import key, torch_seed
 from manyheads.recipes import knows_speed, recipe_for
 from manyheads.topology import Mixing, build_mixing
-from manyheads.tree import Params, stack
 
 
 @dataclass(frozen=True)
@@ -165,8 +162,8 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         source=workload.source,
         rounds=_given(experiment.rounds),
         seed=experiment.seed,
-        initial=_first_state(model, len(federation.ids), engine, device),
-        random_heads=place(_random_heads(model, experiment, federation.ids), engine, device),
+        initial=first_state(model, len(federation.ids), engine, device),
+        random_heads=place(random_heads(model, experiment, federation.ids), engine, device),
         share_statistics=experiment.norm == "shared",
     )
     _check_theory(runtime, ctx)
@@ -271,27 +268,6 @@ def rates(experiment: Experiment) -> Rates:
     )
 
 
-def num_outputs(federation: Federation) -> int:
-    """Outputs the net needs: one per class, or one per number of a regression target."""
-    if federation.num_classes is not None:
-        return federation.num_classes
-    y = federation.train.y
-    return 1 if y.ndim == 1 else y.shape[1]
-
-
-def initial_model(experiment: Experiment, federation: Federation) -> Split:
-    """The net with its first weights, a function of the seed, in the experiment's precision."""
-    with torch_seed(key(experiment.seed, "weights")):
-        model = build(
-            _given(experiment.model),
-            federation.input_shape,
-            num_outputs(federation),
-            head=experiment.head,
-            norm=experiment.norm,
-        )
-    return experiment.algorithm.prepare(model.to(experiment.dtype))
-
-
 def pick_device(name: str) -> torch.device:
     """The device called ``name``; auto takes a GPU where there is one. The processes of a host share its GPUs out."""
     gpus = torch.cuda.device_count()
@@ -308,41 +284,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise UserError(f"device '{name}' was asked for, but torch sees {gpus} GPUs: use --device cpu.")
     return device
-
-
-def place(leaves: Params, engine: Engine, device: torch.device) -> Params:
-    """Leaves put where the workers' rows are kept: on the device, or in host memory that the engine streams from."""
-    if isinstance(engine, CudaGraphsEngine) and engine.rows_on_host:
-        return host_memory.pinned(leaves)
-    return {name: leaf.to(device) for name, leaf in leaves.items()}
-
-
-def _first_state(model: Split, num_workers: int, engine: Engine, device: torch.device) -> State:
-    """The same weights for every worker, in memory for one: nobody writes into a state."""
-    params = {name: p.detach().clone() for name, p in model.named_parameters()}
-    persistent = model.state_dict().keys()
-    buffers = {name: b.clone() for name, b in model.named_buffers() if name in persistent}
-
-    def everyone(leaves: Params) -> Params:
-        return {name: leaf.expand(num_workers, *leaf.shape) for name, leaf in place(leaves, engine, device).items()}
-
-    return State(everyone(params), everyone(buffers))
-
-
-def _random_heads(model: Split, experiment: Experiment, ids: tuple[int, ...]) -> Params:
-    """A head of its own for each worker, where the algorithm wants that."""
-    if getattr(experiment.algorithm, "heads", "same") != "random":
-        return {}
-
-    def draw(worker: int) -> Params:
-        head = copy.deepcopy(model.get_submodule("head"))
-        with torch_seed(key(experiment.seed, "heads", worker=worker)):
-            for module in head.modules():
-                if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv1d)):
-                    module.reset_parameters()
-        return {f"head.{name}": p.detach() for name, p in head.named_parameters()}
-
-    return stack(draw(worker) for worker in ids)
 
 
 def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:

@@ -34,7 +34,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.engine.cuda_graphs import Precision, describe, plan_memory, settle
     from manyheads.engine.cuda_graphs.memory import free_memory
     from manyheads.experiment import Runtime
-    from manyheads.session import deal, initial_model, pick_device, resolve
+    from manyheads.initial import initial_model
+    from manyheads.session import deal, pick_device, resolve
 
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:

@@ -30,8 +30,9 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import data, terminal
     from manyheads.cli.options import given
     from manyheads.experiment import Experiment, Runtime
+    from manyheads.initial import initial_model
     from manyheads.metrics.clock import measure_step_seconds
-    from manyheads.session import initial_model, resolve
+    from manyheads.session import resolve
 
     asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:

@@ -1,0 +1,74 @@
+"""The weights that a run begins with, functions of the seed and alike for every algorithm, and where they are put."""
+
+import copy
+
+import torch
+from torch import nn
+
+from manyheads import host_memory
+from manyheads.algorithms.base import State
+from manyheads.data import Federation
+from manyheads.engine.cuda_graphs import CudaGraphsEngine
+from manyheads.engine.phase import Engine
+from manyheads.experiment import Experiment
+from manyheads.models import build
+from manyheads.models.split import Split
+from manyheads.randomness import key, torch_seed
+from manyheads.tree import Params, stack
+
+
+def num_outputs(federation: Federation) -> int:
+    """Outputs the net needs: one per class, or one per number of a regression target."""
+    if federation.num_classes is not None:
+        return federation.num_classes
+    y = federation.train.y
+    return 1 if y.ndim == 1 else y.shape[1]
+
+
+def initial_model(experiment: Experiment, federation: Federation) -> Split:
+    """The net with its first weights, a function of the seed, in the experiment's precision."""
+    assert experiment.model is not None, "an experiment is completed before it is used"
+    with torch_seed(key(experiment.seed, "weights")):
+        model = build(
+            experiment.model,
+            federation.input_shape,
+            num_outputs(federation),
+            head=experiment.head,
+            norm=experiment.norm,
+        )
+    return experiment.algorithm.prepare(model.to(experiment.dtype))
+
+
+def place(leaves: Params, engine: Engine, device: torch.device) -> Params:
+    """Leaves put where the workers' rows are kept: on the device, or in host memory that the engine streams from."""
+    if isinstance(engine, CudaGraphsEngine) and engine.rows_on_host:
+        return host_memory.pinned(leaves)
+    return {name: leaf.to(device) for name, leaf in leaves.items()}
+
+
+def first_state(model: Split, num_workers: int, engine: Engine, device: torch.device) -> State:
+    """The same weights for every worker, in memory for one: nobody writes into a state."""
+    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    persistent = model.state_dict().keys()
+    buffers = {name: b.clone() for name, b in model.named_buffers() if name in persistent}
+
+    def everyone(leaves: Params) -> Params:
+        return {name: leaf.expand(num_workers, *leaf.shape) for name, leaf in place(leaves, engine, device).items()}
+
+    return State(everyone(params), everyone(buffers))
+
+
+def random_heads(model: Split, experiment: Experiment, ids: tuple[int, ...]) -> Params:
+    """A head of its own for each worker, where the algorithm wants that."""
+    if getattr(experiment.algorithm, "heads", "same") != "random":
+        return {}
+
+    def draw(worker: int) -> Params:
+        head = copy.deepcopy(model.get_submodule("head"))
+        with torch_seed(key(experiment.seed, "heads", worker=worker)):
+            for module in head.modules():
+                if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv1d)):
+                    module.reset_parameters()
+        return {f"head.{name}": p.detach() for name, p in head.named_parameters()}
+
+    return stack(draw(worker) for worker in ids)
