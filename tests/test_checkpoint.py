@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def blocks(num_ranks: int) -> list[range]:
     return [range(a, b) for a, b in pairwise(bounds)]
 
 
-def processes(folder: Path, num_ranks: int, generation: str = "0") -> list[Checkpoints]:
+def processes(folder: Path, num_ranks: int, generation: str = "0", patience: float = 0.0) -> list[Checkpoints]:
     return [
         Checkpoints(
             folder,
@@ -68,6 +69,7 @@ def processes(folder: Path, num_ranks: int, generation: str = "0") -> list[Check
             rank=rank,
             num_ranks=num_ranks,
             generation=generation,
+            patience=patience,
         )
         for rank, workers in enumerate(blocks(num_ranks))
     ]
@@ -221,6 +223,22 @@ def test_rows_of_an_earlier_generation_never_enter_a_checkpoint(tmp_path: Path) 
     save_all(new, 7)
     assert len(list((tmp_path / "round-000007").iterdir())) == 3
     assert loaded_round(single(tmp_path)) == 7
+
+
+def test_files_may_take_a_while_to_show_on_another_host(tmp_path: Path) -> None:
+    first, second = processes(tmp_path, 2, patience=30)
+    impatient = processes(tmp_path, 2)[1]
+    with pytest.raises(UserError, match="process 1 does not see what process 0 writes"):
+        impatient.load()
+    with ThreadPoolExecutor() as pool:
+        loading = pool.submit(second.load)
+        first.load()
+        assert loading.result(30) == (None, [])
+        first.write_rows(snapshot(3, first.workers))
+        completing = pool.submit(first.complete, 3, snapshot(3).seconds)
+        second.write_rows(snapshot(3, second.workers))
+        completing.result(30)
+    assert loaded_round(single(tmp_path)) == 3
 
 
 def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:

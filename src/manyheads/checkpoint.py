@@ -15,7 +15,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -33,8 +33,6 @@ from manyheads.tree import Buffers, Params
 _KEPT = 2
 _MANIFEST = "manifest.json"
 _POLL_SECONDS = 0.1
-_DISK_SECONDS = 5.0
-"""How long a file may take to show on another host."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,10 @@ class Checkpoints:
         rank: int = 0,
         num_ranks: int = 1,
         generation: str = "0",
+        patience: float = 0.0,
     ) -> None:
+        """``patience``: seconds that a file may take to show on another host; on some networks' disks half a minute."""
+        self.patience = patience
         self.folder, self.run_id, self.num_workers, self.workers = folder, run_id, num_workers, workers
         self.rank, self.num_ranks, self.generation = rank, num_ranks, generation
 
@@ -112,7 +113,7 @@ class Checkpoints:
             with disk_errors(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / "generation", self.generation.encode())
-        elif not self._is_seen():
+        elif not self._shows(self._owns):
             raise UserError(
                 f"process {self.rank} does not see what process 0 writes to {self.folder}:"
                 " choose an --out on a disk that all of them see."
@@ -146,7 +147,8 @@ class Checkpoints:
         """Make the rows that all processes have written a checkpoint, and delete what it makes superfluous."""
         self._check_generation()
         place = _place(self.folder, round)
-        files = tuple(sorted(self._written(place), key=lambda rows: rows.first))
+        self._shows(lambda: len(self._written(place)) >= self.num_ranks)
+        files = self._written(place)
         if len(files) != self.num_ranks or not _covers(files, self.num_workers):
             raise UserError(
                 f"{place} holds the rows of {len(files)} of {self.num_ranks} processes:"
@@ -167,10 +169,15 @@ class Checkpoints:
                         " choose another --out."
                     )
 
-    def _is_seen(self) -> bool:
-        """Whether the generation that process 0 has written shows here, on a network's disk perhaps after a while."""
-        owner, deadline = self.folder / "generation", time.monotonic() + _DISK_SECONDS
-        while not (owner.exists() and owner.read_text() == self.generation):
+    def _owns(self) -> bool:
+        """Whether the generation that process 0 has written is seen from here."""
+        owner = self.folder / "generation"
+        return owner.exists() and owner.read_text() == self.generation
+
+    def _shows(self, what: Callable[[], bool]) -> bool:
+        """Whether something that another process has written shows here, now or after a while."""
+        deadline = time.monotonic() + self.patience
+        while not what():
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL_SECONDS)
@@ -184,11 +191,11 @@ class Checkpoints:
                 f" stop this one, generation {self.generation}."
             )
 
-    def _written(self, place: Path) -> Iterable[Rows]:
-        for path in place.glob("rows-*.json"):
-            entry = json.loads(path.read_bytes())
-            if entry.pop("generation") == self.generation:
-                yield Rows(**entry)
+    def _written(self, place: Path) -> tuple[Rows, ...]:
+        """What the processes of this start have written, in the order of the workers."""
+        entries = [json.loads(path.read_bytes()) for path in place.glob("rows-*.json")]
+        rows = [Rows(**entry) for entry in entries if entry.pop("generation") == self.generation]
+        return tuple(sorted(rows, key=lambda each: each.first))
 
     def _prune(self, round: int, files: set[str]) -> None:
         """Keep the files of this round's checkpoint and the last one before it. What cannot be deleted waits."""

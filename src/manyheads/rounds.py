@@ -55,8 +55,9 @@ def run(session: Session) -> Iterator[Step]:
             options = {"resume": runtime.resume, "patience": sharers.patience}
             directory = RunDirectory.open(directory.path, experiment, content=session.everyone.content, **options)
             stack.enter_context(directory.lock(sharers.patience))
-        finished = directory.finished(ctx.rounds)
-        if processes.total(sharers.rank == 0 and finished):
+        # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
+        finished = sharers.rank == 0 and directory.finished(ctx.rounds)
+        if processes.total(finished):
             if sites and not finished:
                 raise UserError(
                     f"the other sites have ended these {ctx.rounds} rounds without this one: give more --rounds."

@@ -34,6 +34,7 @@ class Saver:
             rank=sharers.rank,
             num_ranks=sharers.count,
             generation=sharers.generation,
+            patience=sharers.patience,
         )
         self.spent = 0.0
         self.next_cost: float | None = None

@@ -1,4 +1,6 @@
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -78,6 +80,28 @@ def test_a_store_that_is_gone_went_with_the_first_process(several: Make, monkeyp
 
     monkeypatch.setattr(HashStore, "get", gone, raising=False)
     assert fail(second).startswith("process 0 of 2 was lost")
+    monkeypatch.undo()
+    assert second._ask(lambda: 1) is None, "nobody waits for it a second time"
+
+
+def test_whoever_keeps_the_store_waits_for_those_who_may_still_ask(several: Make) -> None:
+    first, second, third = several(3)
+    first._keeps_store = True
+    for process in (second, third):
+        process._ended.set()
+    assert second.first_to_fail()
+    assert fail(first).startswith("process 2 of 3 was lost")
+    began = time.monotonic()
+    assert first._part()
+    assert time.monotonic() - began < 1, "not for the one that is lost"
+    with ThreadPoolExecutor() as pool:
+        third._keeps_store = True
+        first._tell()
+        parting = pool.submit(third._part)
+        time.sleep(0.1)
+        assert not parting.done()
+        first._part()
+        assert parting.result(2)
 
 
 def test_only_errors_of_the_network_are_put_down_to_others(several: Make) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import manyheads
+from manyheads.algorithms import get_algorithm
 from manyheads.data import sites as files
 from manyheads.data.arrays import from_workers
 from manyheads.errors import UserError
@@ -134,8 +135,9 @@ def test_sites_compute_what_one_process_with_all_data_does(start_together, folde
     assert [process.status() for process in started] == [0, 0, 0], [process.text() for process in started]
 
     data = from_workers([arrays(worker) for worker in range(3)])
-    kind = manyheads.algorithms.get_algorithm(algorithm)
-    together = Experiment(algorithm=kind(), data=data, split="natural", workers=3, model="mlp:4", rounds=3)
+    together = Experiment(
+        algorithm=get_algorithm(algorithm)(), data=data, split="natural", workers=3, model="mlp:4", rounds=3
+    )
     for _ in run(open_session(together, Runtime(out=tmp_path / "together", device="cpu", threads=1))):
         pass
     whole = Run.open(tmp_path / "together", data=data)

@@ -24,7 +24,7 @@ POLL_SECONDS = 0.02
 _STORE_SECONDS = 5.0
 """How long the store may take to answer. Where the network is cut, it would take a quarter of an hour to say so."""
 _PATIENCE = 0.8
-"""The part of the time-out that process 0 may wait for something else before the others take it for lost."""
+"""The part of a time-out that one who is waited for may wait for something else."""
 _LEFT = "left"
 
 Answer = TypeVar("Answer")
@@ -52,6 +52,8 @@ class Processes:
         """How many of them are on this host."""
         self._store, self._keeps_store = store, keeps_store
         self._calls = self._beats = 0
+        self._found_missing: list[int] = []
+        self._store_answers = True
         self._ended = threading.Event()
         if store is not None:
             self._tell()
@@ -126,10 +128,11 @@ class Processes:
             store.set(self._place(), _LEFT)
             return store.add("failures", 1)
 
-        return ask(count) in (1, None)
+        return self._ask(count) in (1, None)
 
     def _lost(self, waited: float) -> UserError:
-        missing = self._missing()
+        # The store lives and dies with the first host.
+        missing = self._found_missing = [0] if (found := self._ask(self._missing)) is None else found
         who = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else "a process"
         if waited < self.timeout:
             verb = "were" if len(missing) > 1 else "was"
@@ -141,21 +144,16 @@ class Processes:
 
     def _missing(self) -> list[int]:
         """The processes that are behind this one, or that have stopped telling where they are."""
-
-        def look() -> list[int]:
-            self._tell()
-            before, missing = self._whereabouts(), []
-            for beat in range(_BEATS):
-                time.sleep(_BEAT_SECONDS)
-                both = enumerate(zip(before, self._whereabouts(), strict=True))
-                missing = [rank for rank, (then, now) in both if self._misses(rank, then, now)]
-                # Those who are only slow come after a while.
-                if beat >= 2 and len(missing) <= 1:
-                    break
-            return missing
-
-        # The store lives and dies with the first host.
-        return [0] if (found := ask(look)) is None else found
+        self._tell()
+        before, missing = self._whereabouts(), []
+        for beat in range(_BEATS):
+            time.sleep(_BEAT_SECONDS)
+            both = enumerate(zip(before, self._whereabouts(), strict=True))
+            missing = [rank for rank, (then, now) in both if self._misses(rank, then, now)]
+            # Those who are only slow come after a while.
+            if beat >= 2 and len(missing) <= 1:
+                break
+        return missing
 
     def _misses(self, rank: int, then: str, now: str) -> bool:
         return rank != self.rank and now != _LEFT and (now == then or int(now.split()[0]) < self._calls)
@@ -182,14 +180,26 @@ class Processes:
         self._ended.set()
         if dist.is_initialized():
             dist.destroy_process_group()
-        ask(self._part)
+        self._ask(self._part)
 
-    def _part(self) -> None:
+    def _part(self) -> bool:
         assert self._store is not None
         self._store.set(self._place(), _LEFT)
-        # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show.
-        while self._keeps_store and {*self._whereabouts()} != {_LEFT}:
+        # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show. A thread
+        # that is still asking when Python ends would end it with an error of its own.
+        deadline = time.monotonic() + _PATIENCE * _STORE_SECONDS
+        while self._keeps_store and self._somebody_is_left() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
+        return True
+
+    def _somebody_is_left(self) -> bool:
+        return any(said != _LEFT for rank, said in enumerate(self._whereabouts()) if rank not in self._found_missing)
+
+    def _ask(self, question: Callable[[], Answer]) -> Answer | None:
+        """``ask``, but a store that has once given no answer is not waited for again."""
+        answer = ask(question) if self._store_answers else None
+        self._store_answers = answer is not None
+        return answer
 
 
 def ask(question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
