@@ -27,7 +27,7 @@ _SIZES, _SIMILARITY = "sizes.json", "similarity.safetensors"
 _FILES = (_EXPERIMENT, _METRICS, _WORKERS, _SIZES, _SIMILARITY, _SUMMARY)
 """The summary last: it makes a record whole."""
 
-_MOST_LINES = 200
+_MOST_LINES = 100
 """Evaluated rounds that are kept of a run."""
 _DIGITS = 6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
