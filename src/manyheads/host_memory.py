@@ -36,7 +36,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     block = waiting.pop() if waiting else _pinned(size)
     lent = block[:]
     weakref.finalize(lent, waiting.append, block).atexit = False
-    return torch.from_numpy(lent).view(dtype).view(*shape)
+    return torch.from_numpy(lent).view(dtype).view(tuple(shape))
 
 
 def empty_like(leaf: Tensor) -> Tensor:

@@ -156,10 +156,16 @@ def round_count(density: float, numel: int) -> int:
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Ones at each row's ``count`` largest scores, zeros elsewhere: [W, n] -> [W, n] uint8."""
+    """Ones at each row's ``count`` largest scores, zeros elsewhere: [W, n] -> [W, n] uint8.
+
+    Of equal scores the first count, on every device: many gradients are exactly 0.
+    """
     mask = torch.zeros(scores.shape, dtype=torch.uint8, device=scores.device)
-    for row, out in zip(scores, mask, strict=True):
-        out[row.topk(count, sorted=False).indices] = 1
+    if count:
+        for row, out in zip(scores, mask, strict=True):
+            least = row.topk(count, sorted=False).values.min()
+            above, equal = row > least, row == least
+            out.copy_(above | (equal & (equal.cumsum(0) <= count - above.sum())))
     return mask
 
 
