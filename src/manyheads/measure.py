@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from math import isfinite, nan
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,8 @@ from manyheads.session import Session
 def checked_loss(log: Log, round: int, session: Session) -> float:
     """The mean loss of the last phase; a worker whose loss is no number ends the run."""
     gather = session.ctx.network.gather
-    everywhere = {phase: gather(work.loss) for phase, work in log.items()}
+    together = gather(torch.stack([work.loss for work in log.values()], dim=1)) if log else torch.empty(0, 0)
+    everywhere = dict(zip(log, together.T.contiguous(), strict=True))
     # NaN: the worker saw no sample. Losses that are no number come as infinity.
     check_finite(
         {f"phase '{phase}'": loss.nan_to_num(nan=0.0, posinf=torch.inf).tolist() for phase, loss in everywhere.items()},
@@ -59,9 +61,10 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
     def score(state: State, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
         models = session.experiment.algorithm.models(state, ctx)
         result = ctx.engine.evaluate(models.params, models.buffers, shards)
-        # Whether a worker has samples, not how many: that stays with it.
-        metric, loss, tested = (ctx.network.gather(v).cpu() for v in (result.metric, result.loss, result.count > 0))
-        return metric, loss, tested
+        # Whether a worker has samples, not how many: that stays with it. All in one message.
+        here = torch.stack([result.metric.double(), result.loss.double(), (result.count > 0).double()], dim=1)
+        metric, loss, tested = ctx.network.gather(here).cpu().unbind(1)
+        return metric, loss, tested > 0
 
     accuracy, _, count = score(end, federation.test)
     values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, count)
@@ -93,10 +96,8 @@ def make_record(
 ) -> Record:
     """The record of a round (from 1) out of what was measured, and what the run has cost so far."""
     network = session.ctx.network
-    sent, received = (
-        float(network.gather(torch.from_numpy(count)).double().mean())
-        for count in (network.traffic.sent, network.traffic.received)
-    )
+    traffic = torch.from_numpy(np.stack([network.traffic.sent, network.traffic.received]))
+    sent, received = network.gather(traffic.T).double().mean(0).tolist()
     return Record(
         round=round,
         algorithm=session.experiment.algorithm.name,
