@@ -31,7 +31,7 @@ from manyheads.data.dataset import Dataset
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import FILLED
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward, stacked, training
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward
 from manyheads.engine.cuda_graphs.memory import choose_slots, plan_memory, settle
 from manyheads.engine.cuda_graphs.trial import try_out
 from manyheads.engine.local import LocalEngine
@@ -436,19 +436,10 @@ def compiled_error(
 
 def rounds(bench: Bench) -> None:
     """Whole rounds of DePRL on data of CIFAR's shape, dirichlet:0.5, evaluation off."""
-    usual = training.COMPILED_TAILS
-    for net, classes, frozen, tails in (
-        ("vgg11", 10, "train", usual),
-        ("resnet18", 100, "eval", usual),
-        ("resnet18", 100, "train", usual),
-        ("resnet18", 100, "eval", not usual),
-    ):
-        if net in bench.works and not (bench.smoke and tails != usual):
-            what = f"DePRL round, {net}, frozen in {frozen} mode" + (", last batches compiled" if tails else "")
-            training.COMPILED_TAILS = tails
-            seconds = bench.works[net].seconds * (2 if tails else 1)
-            bench.attempt(what, partial(one_round, bench, what, net, classes, frozen), seconds)
-    training.COMPILED_TAILS = usual
+    for net, classes, frozen in (("vgg11", 10, "train"), ("resnet18", 100, "eval"), ("resnet18", 100, "train")):
+        if net in bench.works:
+            what = f"DePRL round, {net}, frozen in {frozen} mode"
+            bench.attempt(what, partial(one_round, bench, what, net, classes, frozen), bench.works[net].seconds)
 
 
 def images(classes: int, count: int) -> Dataset:
@@ -526,13 +517,11 @@ class Variant:
     net: str
     precision: str
     slots: int | None = None
-    stacks: int = stacked.STACKS
     channels_last: bool = True
     compile: bool | None = None
 
 
 VARIANTS = (
-    *(Variant("dnn", "tf32", stacks=stacks) for stacks in (1, 2, 4)),
     *(Variant("vgg11", "tf32", slots=slots) for slots in (4, 8, 12, 16, 24)),
     Variant("vgg11", "tf32", slots=8, channels_last=False),
     Variant("vgg11", "tf32", slots=16, channels_last=False),
@@ -545,7 +534,7 @@ VARIANTS = (
 
 
 def variants(bench: Bench) -> None:
-    """What stacks, slots, layout and compiling do."""
+    """What slots, layout and compiling do."""
     for variant in VARIANTS:
         if variant.net in bench.works:
             seconds = bench.works[variant.net].seconds
@@ -553,19 +542,15 @@ def variants(bench: Bench) -> None:
 
 
 def one_variant(bench: Bench, variant: Variant) -> None:
-    line, usual = bench.works[variant.net], stacked.STACKS
+    line = bench.works[variant.net]
     work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
     params, buffers = state(work)
     precision = "float32" if bench.smoke else variant.precision
     engine = bench.engine(work, precision, slots=variant.slots, compile=variant.compile)
     engine.images = engine.images and variant.channels_last
     phase = whole(Steps(line.steps))
-    stacked.STACKS = variant.stacks
-    try:
-        prepare = bench.seconds(lambda: engine.fit(params, buffers, phase, 0))
-        spent = bench.median(lambda: engine.fit(params, buffers, phase, 1), 3)
-    finally:
-        stacked.STACKS = usual
+    prepare = bench.seconds(lambda: engine.fit(params, buffers, phase, 0))
+    spent = bench.median(lambda: engine.fit(params, buffers, phase, 1), 3)
     row = {**asdict(variant), "compiled": engine.compile, "ms": round3(1e3 * spent / line.steps)}
     bench.put("variants", {**row, "prepare_seconds": round3(prepare)}, *asdict(variant))
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, stacked
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
@@ -241,8 +241,7 @@ def test_nothing_depends_on_slots_or_chunks(net: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("net", ["chain", "other"])
-def test_stacks_beside_each_other(net: str, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stacked, "STACKS", 2)
+def test_more_workers_than_a_stack_holds(net: str, device: str) -> None:
     sizes = tuple(range(1, 40, 2))
     sides = Sides(make_model(net, torch.float64), device, precision="float64", sizes=sizes, num_slots=3, num_stacked=17)
     sides.check(phase_of(WHOLE, amount=Epochs(1)), workers=torch.tensor([k for k in range(20) if k != 7]))

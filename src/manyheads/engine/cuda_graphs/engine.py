@@ -158,7 +158,7 @@ class CudaGraphsEngine:
                     layers=self.layers,
                     precision=self.precision,
                     compile=self.compile,
-                    lanes=self.lanes,
+                    lane=self.lanes[0],
                 )
             return SlotTrainer(
                 model,

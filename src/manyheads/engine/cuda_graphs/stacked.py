@@ -5,10 +5,9 @@ who have finished cost little; within a recording they do not move.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -32,9 +31,6 @@ from manyheads.engine.vmapped import Outputs
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split
 from manyheads.tree import Params, add_prefix, group
-
-STACKS = 1
-"""How many stacks train beside each other, where there are workers enough: see the variants of benchmarks/gpu.py."""
 
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 _FEWEST = 8
@@ -65,9 +61,9 @@ class Step:
 
 
 class StackedTrainer:
-    """The recordings of one kind of phase for up to ``num_rows`` workers at once, in a few stacks beside each other.
+    """The recordings of one kind of phase for up to ``num_rows`` workers at once.
 
-    A stack's step is a chain of kernels, small ones among them; while one stack waits for those, another computes.
+    Two or four smaller stacks on streams beside each other were measured on an H200: 7 and 12 % slower than one.
     """
 
     def __init__(
@@ -82,118 +78,75 @@ class StackedTrainer:
         layers: Mapping[str, int],
         precision: Precision,
         compile: bool,
-        lanes: Sequence[Lane],
+        lane: Lane,
     ) -> None:
         """``capacity``: steps of a phase; ``layers`` numbers the dropout layers."""
         model = copy.deepcopy(model)
         set_modes(model, phase)
-        lanes = lanes[: max(1, min(STACKS, num_rows // _FEWEST))]
-        self.rows_each = -(-num_rows // len(lanes))
-        self.sizes = sorted({max(min(_FEWEST, self.rows_each), round(self.rows_each * share)) for share in _SHARES})
-        self.rate = torch.zeros(1, dtype=next(model.parameters()).dtype, device=entries.y.device)
-        feeds = {**entries.like(self.rows_each, batch_size), "count": ((self.rows_each,), torch.int64)}
-        self.stacks = [
-            _Stack(
-                model,
-                phase,
-                entries,
-                Feed(capacity, feeds, self.rate.device),
-                self.rate,
-                self.rows_each,
-                layers,
-                precision,
-                compile,
-                lane,
-            )
-            for lane in lanes
-        ]
-
-    def record(self, plan: Schedule) -> None:
-        sizes = {size for chunk in self._chunks(plan) for size in self._sizes(plan, chunk)}
-        for size in sorted(sizes, reverse=True):
-            for stack in self.stacks:
-                stack.record(size)
-
-    def run(self, task: Task) -> Tensor:
-        plan = task.plan
-        sums = self.rate.new_zeros(len(plan.rows))
-        self.rate.fill_(task.phase.optimizer.lr)
-        chunks, count = self._chunks(plan), len(self.stacks)
-
-        def work(stack: _Stack, mine: list[slice]) -> Iterator[None]:
-            for chunk in mine:
-                rows = list(plan.rows[chunk])
-                stack.load(task, rows, *plan.side_by_side(chunk, self.rows_each), plan.bases[chunk])
-                yield
-                for size in self._sizes(plan, chunk):
-                    stack.recordings[size]()
-                    yield
-                stack.moving.store(task.moved, rows)
-                sums[chunk].copy_(stack.sums[: len(rows)])
-
-        take_turns([(stack.lane, work(stack, chunks[k::count])) for k, stack in enumerate(self.stacks)])
-        return sums
-
-    def _chunks(self, plan: Schedule) -> list[slice]:
-        """The workers in chunks with long and short phases in each, so that stacks end together."""
-        count = -(-len(plan.rows) // self.rows_each)
-        return [slice(k, None, count) for k in range(count)]
-
-    def _sizes(self, plan: Schedule, chunk: slice) -> list[int]:
-        """The recording for each of a chunk's steps: the smallest that holds all who still have batches."""
-        lengths = plan.lengths[chunk]
-        active = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
-        return [next(size for size in self.sizes if size >= count) for count in active]
-
-
-class _Stack:
-    """Some workers' rows and the recordings that train them together."""
-
-    def __init__(
-        self,
-        model: Split,
-        phase: Phase,
-        entries: Entries,
-        feed: Feed,
-        rate: Tensor,
-        num_rows: int,
-        layers: Mapping[str, int],
-        precision: Precision,
-        compile: bool,
-        lane: Lane,
-    ) -> None:
-        self.entries, self.feed, self.lane, self.device = entries, feed, lane, rate.device
+        self.entries, self.lane, self.num_rows = entries, lane, num_rows
+        self.device, dtype = entries.y.device, next(model.parameters()).dtype
         chained = is_chain(model)
         shapes = {name: p.shape for name, p in model.named_parameters()}
-        kind = Kind(num_rows, rate.device, rate.dtype, low=precision.low_names(model))
+        kind = Kind(num_rows, self.device, dtype, low=precision.low_names(model))
         beside = extras(phase, gradient=not chained)
         self.moving = Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, beside)
         self.frozen = Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind)
         self.constants = {name: leaf.new_zeros(num_rows, *leaf.shape[1:]) for name, leaf in phase.constants.items()}
-        self.bases = torch.zeros(num_rows, dtype=torch.int64, device=rate.device)
-        self.cursor = torch.zeros(1, dtype=torch.int64, device=rate.device)
-        self.sums = rate.new_zeros(num_rows)
+        places = {**entries.like(num_rows, batch_size), "count": ((num_rows,), torch.int64)}
+        self.feed = Feed(capacity, places, self.device)
+        self.bases = torch.zeros(num_rows, dtype=torch.int64, device=self.device)
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.rate = torch.zeros(1, dtype=dtype, device=self.device)
+        self.sums = torch.zeros(num_rows, dtype=dtype, device=self.device)
         method = _Chain if chained else _Vmapped
-        self.method = method(model, phase, self.moving, self.frozen, rate, layers, precision, compile)
+        self.method = method(model, phase, self.moving, self.frozen, self.rate, layers, precision, compile)
+        self.sizes = sorted({max(min(_FEWEST, num_rows), round(num_rows * share)) for share in _SHARES})
         self.recordings: dict[int, Replay] = {}
 
-    def record(self, size: int) -> None:
-        """A step of the first ``size`` workers, unless it is recorded."""
-        if size not in self.recordings:
+    def record(self, plan: Schedule) -> None:
+        sizes = {size for chunk in self._chunks(plan) for size in self._sizes(plan, chunk)}
+        for size in sorted(sizes - self.recordings.keys(), reverse=True):
             self.cursor.zero_()
-            self.recordings[size] = self.lane.record(lambda: self._step(size))
+            self.recordings[size] = self.lane.record(lambda size=size: self._step(size))
 
-    def load(self, task: Task, rows: list[int], entries: np.ndarray, counts: np.ndarray, bases: np.ndarray) -> None:
-        """Take some workers' rows and their batches: entries [S, A, B], sizes [S, A], dropout bases [W']."""
-        values = self.entries.look_up(upload(entries, self.device))
-        self.feed.fill({**values, "count": upload(counts, self.device)})
-        self.bases[: len(rows)].copy_(upload(bases, self.device))
+    def run(self, task: Task) -> Tensor:
+        sums = self.sums.new_zeros(len(task.plan.rows))
+        self.rate.fill_(task.phase.optimizer.lr)
+        take_turns([(self.lane, self._work(task, sums))])
+        return sums
+
+    def _work(self, task: Task, sums: Tensor) -> Iterator[None]:
+        """Chunk after chunk: load, its steps, which are recorded, and store."""
+        plan = task.plan
+        for chunk in self._chunks(plan):
+            rows = list(plan.rows[chunk])
+            entries, counts = plan.side_by_side(chunk, self.num_rows)
+            values = self.entries.look_up(upload(entries, self.device))
+            self.feed.fill({**values, "count": upload(counts, self.device)})
+            self.bases[: len(rows)].copy_(upload(plan.bases[chunk], self.device))
+            self._load(task, rows)
+            for size in self._sizes(plan, chunk):
+                self.recordings[size]()
+            self.moving.store(task.moved, rows)
+            sums[chunk].copy_(self.sums[: len(rows)])
+            yield
+
+    def _load(self, task: Task, rows: list[int]) -> None:
         self.moving.load(task.params, rows)
         self.moving.load_extras(task.phase, rows)
         self.frozen.load(task.params, rows)
         load(self.constants, task.phase.constants, rows)
         self.cursor.zero_()
         self.sums.zero_()
+
+    def _chunks(self, plan: Schedule) -> list[slice]:
+        return [slice(k, k + self.num_rows) for k in range(0, len(plan.rows), self.num_rows)]
+
+    def _sizes(self, plan: Schedule, chunk: slice) -> list[int]:
+        """The recording for each of a chunk's steps: the smallest that holds all who still have batches."""
+        lengths = plan.lengths[chunk]
+        active = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
+        return [next(size for size in self.sizes if size >= count) for count in active]
 
     @torch.no_grad()
     def _step(self, size: int) -> None:

@@ -26,9 +26,6 @@ from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split
 from manyheads.tree import Params, add_prefix, group
 
-COMPILED_TAILS = False
-"""Whether padded batches, the last of their pass, run compiled: every width takes as long to compile as full ones."""
-
 _SMALLEST_CUT_BATCH = 32
 _TAIL_EIGHTHS = (4, 8)
 """Sizes that last batches are padded to, in eighths of a full one."""
@@ -131,7 +128,8 @@ class SlotTrainer:
             here = self.feed.read(slot.cursor)
             x, y = self.entries.pool.take(here["rows"][: width.samples]), here["y"][: width.samples]
         with torch.enable_grad():
-            losses = self._losses if width.padded and not COMPILED_TAILS else self.losses
+            # Every width takes as long to compile as that of full batches, and only the last of a pass is padded.
+            losses = self._losses if width.padded else self.losses
             mean, total = losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
             leaves = [slot.leaves[name] for name in slot.moving.gradient]
             gradients = torch.autograd.grad(mean, leaves, allow_unused=True, materialize_grads=True)
