@@ -14,6 +14,7 @@ from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.data import Dataset
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.initial import place
 from manyheads.randomness import key
 from manyheads.session import Session, open_session
 from manyheads.store import Run
@@ -99,7 +100,7 @@ def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], r
         mean = leaf.double().mean(0).to(leaf.dtype) if leaf.is_floating_point() else leaf[0]
         return mean.repeat(len(ids), *[1] * mean.ndim)
 
-    return {name: taken(leaf).to(session.device) for name, leaf in leaves.items()}
+    return place({name: taken(leaf) for name, leaf in leaves.items()}, session.ctx.engine, session.device)
 
 
 def _fingerprint(leaves: Mapping[str, Tensor]) -> str:

@@ -147,7 +147,14 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     threads = runtime.threads or max(1, (os.cpu_count() or 1) // processes.local_count)
     notes = [*federation.notes, *mixing.notes]
     precision = Precision(_given(experiment.precision), runtime.deterministic)
-    engine = make_engine(runtime.engine, workload, threads=threads, precision=precision, notes=notes)
+    engine = make_engine(
+        runtime.engine,
+        workload,
+        threads=threads,
+        precision=precision,
+        extra_rows=experiment.algorithm.extra_rows,
+        notes=notes,
+    )
     if engine.name != "cuda-graphs" and experiment.precision in ("tf32", "bf16"):
         notes.append(f"Engine '{engine.name}' computes in float32, whatever --precision {experiment.precision} says.")
     ctx = Context(

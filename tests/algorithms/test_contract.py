@@ -325,6 +325,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(experiment, lab, tmp_path):
     assert np.array_equal(a.sent, b.sent) and np.array_equal(a.received, b.received)
 
 
+def test_a_state_holds_as_much_as_memory_is_planned_for(algorithm, lab):
+    ctx = lab.opened(lab.tiny(algorithm, precision="float32")).ctx
+    state, net = (
+        sum(leaf.numel() * leaf.element_size() for leaf in params.values())
+        for params in (algorithm.init(ctx).params, ctx.initial.params)
+    )
+    assert state == net * (1 + algorithm.extra_rows)
+
+
 def test_a_longer_run_begins_like_a_shorter_one(algorithm, lab, tmp_path):
     """A finished run is extended by a larger number of rounds, unless a schedule depends on it."""
     if algorithm.uses_rounds:

@@ -170,12 +170,14 @@ def test_memory_is_counted_before_the_start() -> None:
     assert small.row == (4 * 27 + 4 + 144 * 2 + 2) * 4
     assert large.device - small.device == 990 * small.row * 3
     assert small.largest(large.device) == 1000
+    twice = plan_memory(make_net(), num_workers=10, extra_rows=1.0, **options)
+    assert (twice.rows, twice.work) == (2 * small.rows, small.work)
     assert settle(large, large.device) == large
     assert {label.split()[0] for label, _ in describe(large)} >= {"rows", "training:", "data"}
 
 
 def test_a_plan_is_cut_to_what_is_free() -> None:
-    plan = MemoryPlan(100, 10**9, False, 8, 10**9, 10**9)
+    plan = MemoryPlan(100, 10**9, 10**9, False, 8, 10**9, 10**9)
     tight = settle(plan, plan.device - 5 * 10**9)
     assert (tight.lanes, tight.rows_on_host) == (2, False)
     streamed = settle(plan, 20 * 10**9)

@@ -148,6 +148,8 @@ class Algorithm(Protocol):
     """Whether it is content with a P whose rows alone sum to 1."""
     uses_rounds: ClassVar[bool]
     """Whether a schedule of its own depends on the number of rounds."""
+    extra_rows: ClassVar[float]
+    """What a state holds of a worker beside its net, in sizes of that: masks, a second model."""
 
     @property
     def order(self) -> Literal["train-mix", "mix-train"]: ...

@@ -37,6 +37,7 @@ class DPSGD:
     server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = False
     uses_rounds: ClassVar[bool] = False
+    extra_rows: ClassVar[float] = 0.0
 
     def prepare(self, model: Split) -> Split:
         return model

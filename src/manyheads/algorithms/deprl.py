@@ -45,6 +45,7 @@ class DePRL:
     server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = False
     uses_rounds: ClassVar[bool] = False
+    extra_rows: ClassVar[float] = 0.0
 
     def prepare(self, model: Split) -> Split:
         return model

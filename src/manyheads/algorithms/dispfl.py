@@ -59,6 +59,7 @@ class DisPFL:
     server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = True
+    extra_rows: ClassVar[float] = 0.5
 
     def __post_init__(self) -> None:
         check_share("density", self.density)

@@ -47,6 +47,7 @@ class Ditto:
     server: ClassVar[bool] = True
     row_stochastic: ClassVar[bool] = False
     uses_rounds: ClassVar[bool] = False
+    extra_rows: ClassVar[float] = 1.0
 
     @property
     def order(self) -> Literal["train-mix"]:

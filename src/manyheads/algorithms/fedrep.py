@@ -44,6 +44,7 @@ class FedRep:
     server: ClassVar[bool] = True
     row_stochastic: ClassVar[bool] = False
     uses_rounds: ClassVar[bool] = False
+    extra_rows: ClassVar[float] = 0.0
 
     @property
     def order(self) -> Literal["train-mix"]:

@@ -33,6 +33,7 @@ class Join:
     server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = False
+    extra_rows: ClassVar[float] = 0.0
     order: ClassVar[Literal["train-mix"]] = "train-mix"
 
     def prepare(self, model: Split) -> Split:

@@ -24,6 +24,7 @@ class Local:
     server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = False
+    extra_rows: ClassVar[float] = 0.0
 
     @property
     def order(self) -> Literal["train-mix"]:

@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
         num_samples=len(federation.train.x),
         batch_size=experiment.batch_size,
         precision=Precision(str(experiment.precision)),
+        extra_rows=experiment.algorithm.extra_rows,
     )
     device = pick_device(runtime.device) if torch.cuda.is_available() else torch.device("cpu")
     free = 1e9 * args.memory if args.memory else free_memory(device) if device.type == "cuda" else None

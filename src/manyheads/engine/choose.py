@@ -30,11 +30,12 @@ def make_engine(
     *,
     threads: int | None = None,
     precision: Precision | None = None,
+    extra_rows: float = 0.0,
     notes: list[str] | None = None,
 ) -> Engine:
     """The engine called ``name``; ``auto`` takes the fastest (benchmarks/ shows which and by how much).
 
-    Where a net cannot be captured for ``cuda-graphs``, another engine takes its place and ``notes`` says so.
+    ``extra_rows`` is the algorithm's, for the memory plan. Where a net cannot be captured for ``cuda-graphs``, another engine takes its place and ``notes`` says so.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
@@ -47,7 +48,7 @@ def make_engine(
         trial = try_out(model, tuple(workload.train.x.shape[1:]))
         obstacle = _obstacle(workload, trial)
         if obstacle is None:
-            return _cuda_graphs(workload, trial, precision or Precision(), notes)
+            return _cuda_graphs(workload, trial, precision or Precision(), extra_rows, notes)
         name = "loop"
         notes.append(f"{obstacle}: engine 'loop' instead of 'cuda-graphs', which is slower.")
     random_module = needs_loop(model)
@@ -74,7 +75,7 @@ def _obstacle(workload: Workload, trial: Trial) -> str | None:
     return None
 
 
-def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, notes: list[str]) -> Engine:
+def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, extra_rows: float, notes: list[str]) -> Engine:
     """The engine for GPUs, with as many slots as fit."""
     train = workload.train
     needed = plan_memory(
@@ -85,6 +86,7 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, notes: 
         batch_size=workload.source.batch_size,
         precision=precision,
         trial=trial,
+        extra_rows=extra_rows,
     )
     free = free_memory(train.x.device)
     plan = settle(needed, int(FILLED * free))

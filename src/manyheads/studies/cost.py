@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from manyheads.data import Dataset
+from manyheads.data.dataset import RAW
 from manyheads.recipes import step_seconds
 from manyheads.studies.trial import Trial
 
@@ -116,15 +117,17 @@ def _bytes(trial: Trial) -> float:
     train, test = _samples(trial)
     experiment = trial.experiment
     weights = PARAMETERS.get(str(experiment.model), 0) * experiment.workers * 4
-    # Two masks of a byte each, or a second model.
-    extra = {"dispfl": 0.5, "ditto": 1.0}.get(experiment.algorithm.name, 0.0)
     numbers = {"mobiact": 900, "digits": 64, "fashion-mnist": 1024}.get(trial.data, 3072)
-    return weights * (_COPIES + extra) + (train + test) * numbers * 4 + _MEGABYTES_OF_PROGRAM * 1e6
+    return (
+        weights * (_COPIES + experiment.algorithm.extra_rows)
+        + (train + test) * numbers * 4
+        + _MEGABYTES_OF_PROGRAM * 1e6
+    )
 
 
 def _samples(trial: Trial) -> tuple[int, int]:
     data = trial.experiment.data
-    return (len(data.x_train), len(data.x_test)) if isinstance(data, Dataset) else SAMPLES[data]
+    return (len(data.x_train), len(data.x_test)) if isinstance(data, Dataset) else SAMPLES[data.removesuffix(RAW)]
 
 
 def _paces(records: Path, on_gpu: bool) -> dict[tuple[str, str, str, int], list[float]]:

@@ -31,6 +31,8 @@ class MemoryPlan:
     num_workers: int
     row: int
     """One worker's weights and statistics."""
+    kept: int
+    """All that a state holds of one worker."""
     stacked: bool
     """Whether workers are stacked in a chunk, or go through slots."""
     lanes: int
@@ -44,7 +46,7 @@ class MemoryPlan:
     @property
     def rows(self) -> int:
         """All workers' rows, in as many copies as a round holds at once."""
-        return self.num_workers * self.row * _COPIES
+        return self.num_workers * self.kept * _COPIES
 
     @property
     def work(self) -> int:
@@ -61,7 +63,7 @@ class MemoryPlan:
     def largest(self, free: int) -> int:
         """The most workers whose rows fit beside everything else."""
         rest = replace(self, num_workers=0, rows_on_host=False).device
-        return max(0, (free - rest) // max(1, self.row * _COPIES))
+        return max(0, (free - rest) // max(1, self.kept * _COPIES))
 
 
 def plan_memory(
@@ -73,8 +75,12 @@ def plan_memory(
     batch_size: int,
     precision: Precision | None = None,
     trial: Trial | None = None,
+    extra_rows: float = 0.0,
 ) -> MemoryPlan:
-    """What ``num_workers`` workers of a net need, over a pool of ``num_samples`` samples."""
+    """What ``num_workers`` workers of a net need, over a pool of ``num_samples`` samples.
+
+    ``extra_rows``: what the algorithm's state holds of a worker beside its net, in sizes of that.
+    """
     precision = precision or Precision()
     trial = trial or try_out(model, input_shape)
     number = next((p.element_size() for p in model.parameters()), 4)
@@ -88,7 +94,7 @@ def plan_memory(
     lanes = num_workers if stacked else choose_slots(trial, batch_size)
     images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     data = num_samples * prod(input_shape) * number * (2 if images else 1)
-    return MemoryPlan(num_workers, row, stacked, lanes, at_work + activations, data)
+    return MemoryPlan(num_workers, row, round(row * (1 + extra_rows)), stacked, lanes, at_work + activations, data)
 
 
 def settle(plan: MemoryPlan, free: int) -> MemoryPlan:
@@ -129,7 +135,7 @@ def describe(plan: MemoryPlan) -> list[tuple[str, str]]:
     where = "host memory" if plan.rows_on_host else "device memory"
     lanes = f"{plan.lanes} workers stacked" if plan.stacked else f"{plan.lanes} slots"
     return [
-        ("one worker", _gigabytes(plan.row)),
+        ("one worker", _gigabytes(plan.kept)),
         (f"rows of {plan.num_workers} workers, {_COPIES} copies, in {where}", _gigabytes(plan.rows)),
         (f"training: {lanes}", _gigabytes(plan.work)),
         ("data", _gigabytes(plan.data)),
