@@ -35,7 +35,8 @@ def make_engine(
 ) -> Engine:
     """The engine called ``name``; ``auto`` takes the fastest (benchmarks/ shows which and by how much).
 
-    ``extra_rows`` is the algorithm's, for the memory plan. Where a net cannot be captured for ``cuda-graphs``, another engine takes its place and ``notes`` says so.
+    ``extra_rows`` is the algorithm's, for the memory plan. Where a net cannot be captured for ``cuda-graphs``, another
+    engine takes its place and ``notes`` says so.
     """
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
