@@ -56,7 +56,7 @@ class Saver:
             began = time.perf_counter()
             totals = (traffic.sent, traffic.received, traffic.on_wire, seconds, simulated)
             self.checkpoints.write_rows(Snapshot(round, state.params, state.buffers, *totals))
-            sharers.wait()
+            sharers.wait_long()
             if sharers.rank == 0:
                 self.checkpoints.complete(round, seconds)
             self.next_cost = time.perf_counter() - began
@@ -77,7 +77,7 @@ class Saver:
         else:
             # Over the disk and not the network: heads stay where they are.
             self.directory.save_some_models(session.ctx.network.workers, models.params, models.buffers)
-            sharers.wait()
+            sharers.wait_long()
             if sharers.rank == 0:
                 self.directory.join_models(session.describe_model())
         if sharers.rank == 0:
@@ -86,7 +86,7 @@ class Saver:
             about = {"notes": session.notes, "runtime": session.describe_runtime()}
             self.directory.finish(record, {**alike, **disturbed, **about})
         # Nobody goes on to read a summary that is not there yet.
-        sharers.wait()
+        sharers.wait_long()
 
     def _compare_workers(self, names: Iterable[str]) -> dict[str, float]:
         """Keep how alike the workers' data and models are; the mean over every two workers."""

@@ -11,7 +11,7 @@ from manyheads.network import processes as module
 from manyheads.network.processes import Processes
 
 CPU = torch.device("cpu")
-Make = Callable[[int], list[Processes]]
+Make = Callable[..., list[Processes]]
 
 
 def test_a_process_alone_agrees_with_itself() -> None:
@@ -31,9 +31,9 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(module.atexit, "register", lambda leave: None)
     made: list[Processes] = []
 
-    def make(count: int) -> list[Processes]:
+    def make(count: int, timeout: float = 60) -> list[Processes]:
         store = HashStore()
-        made.extend(Processes(store, rank, count, "start", 60, CPU) for rank in range(count))
+        made.extend(Processes(store, rank, count, "start", timeout, CPU) for rank in range(count))
         return made
 
     yield make
@@ -119,3 +119,34 @@ def test_process_0_gives_up_before_the_others_give_it_up(several: Make, monkeypa
     assert Processes(None, 0, 1, "start", 60, CPU).patience == 0
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "elastic")
     assert Processes(None, 0, 1, "start", 60, CPU).patience > 0, "one that is left of several"
+
+
+def test_a_long_wait_is_for_those_who_are_alive(several: Make) -> None:
+    first, second, third = several(3, timeout=0.5)
+    with ThreadPoolExecutor() as pool:
+        waiting = [pool.submit(process.wait_long) for process in (first, third)]
+        time.sleep(1)
+        assert not any(one.done() for one in waiting), "longer than the time-out, but they hear of it"
+        second.wait_long()
+        assert [one.result(2) for one in waiting] == [None, None]
+        waiting = [pool.submit(process.wait_long) for process in (first, third)]
+        second._ended.set()
+        for one in waiting:
+            with pytest.raises(UserError, match=r"process 1 of 3 did not answer within 0\.5 s"):
+                one.result(5)
+
+
+def test_a_long_wait_for_one_that_has_failed(several: Make) -> None:
+    first, second = several(2)
+    second._ended.set()
+    assert second.first_to_fail()
+    with pytest.raises(UserError, match="process 1 of 2 was lost"):
+        first.wait_long()
+    assert not first.first_to_fail(), "the error is the other's to show"
+
+
+def test_no_wait_is_endless(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONG", 1)
+    first, _ = several(2, timeout=0.5)
+    with pytest.raises(UserError, match=r"process 1 of 2 did not answer within 0\.5 s"):
+        first.wait_long()

@@ -25,6 +25,8 @@ _STORE_SECONDS = 5.0
 """How long the store may take to answer. Where the network is cut, it would take a quarter of an hour to say so."""
 _PATIENCE = 0.8
 """The part of a time-out that one who is waited for may wait for something else."""
+_LONG = 60
+"""How many time-outs the longest wait takes."""
 _LEFT = "left"
 
 Answer = TypeVar("Answer")
@@ -51,7 +53,7 @@ class Processes:
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if count > 1 else 1
         """How many of them are on this host."""
         self._store, self._keeps_store = store, keeps_store
-        self._calls = self._beats = 0
+        self._calls = self._beats = self._long_waits = 0
         self._found_missing: list[int] = []
         self._store_answers = True
         self._ended = threading.Event()
@@ -97,14 +99,35 @@ class Processes:
         """Go on when all have come here."""
         self.total(0)
 
+    def wait_long(self) -> None:
+        """The same where some may take longer than the time-out, with large files perhaps: for all who are alive."""
+        if (store := self._store) is None:
+            return
+        self._long_waits += 1
+        here, delay = f"long wait/{self._long_waits}", POLL_SECONDS
+        with self.together():
+            store.add(here, 1)
+            began, before, heard = time.monotonic(), [""] * self.count, [0.0] * self.count
+            # Where they are first: whoever has come here may have left again when the others are counted.
+            while (said := self._whereabouts()) and store.add(here, 0) < self.count:
+                now = time.monotonic()
+                heard = [now if said[rank] != before[rank] else heard[rank] for rank in range(self.count)]
+                gone = [rank for rank in range(self.count) if said[rank] == _LEFT or now - heard[rank] > self.timeout]
+                if gone:
+                    raise self._lost(now - heard[gone[0]], gone)
+                if now - began > _LONG * self.timeout:
+                    raise self._lost(now - began)
+                before, delay = said, min(2 * delay, _BEAT_SECONDS)
+                time.sleep(delay)
+
     @contextmanager
     def one_before_others(self) -> Iterator[None]:
         """Process 0 goes through the block, and then the others do."""
         if self.rank > 0:
-            self.wait()
+            self.wait_long()
         yield
         if self.rank == 0:
-            self.wait()
+            self.wait_long()
 
     @property
     def patience(self) -> float:
@@ -130,9 +153,12 @@ class Processes:
 
         return self._ask(count) in (1, None)
 
-    def _lost(self, waited: float) -> UserError:
-        # The store lives and dies with the first host.
-        missing = self._found_missing = [0] if (found := self._ask(self._missing)) is None else found
+    def _lost(self, waited: float, missing: list[int] | None = None) -> UserError:
+        """``missing``: those who are; None: whoever is found to be."""
+        if missing is None:
+            # The store lives and dies with the first host.
+            missing = [0] if (found := self._ask(self._missing)) is None else found
+        self._found_missing = missing
         who = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else "a process"
         if waited < self.timeout:
             verb = "were" if len(missing) > 1 else "was"
