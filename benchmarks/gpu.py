@@ -11,6 +11,7 @@ import argparse
 import copy
 import gc
 import json
+import math
 import os
 import statistics
 import sys
@@ -657,30 +658,28 @@ SECTIONS: dict[str, Callable[[Bench], None]] = {
 
 
 def draw(record: dict[str, Any], path: Path) -> None:
-    """How many times faster than the eager loop, one bar per line of the table."""
-    rows = [row for row in record["rows"] if row.get("optimiser") == "recipe"]
+    """How many times faster than the eager loop, one bar per line of the table, on a logarithmic axis."""
+    rows = sorted((row for row in record["rows"] if row.get("optimiser") == "recipe"), key=lambda row: -row["ratio"])
     if not rows:
         return
-    longest = max(row["ratio"] for row in rows)
-    lines = []
-    for k, row in enumerate(rows):
-        y, width = 40 + 30 * k, max(2, round(360 * row["ratio"] / longest))
-        label = f"{row['work']}, {row['precision']}"
-        lines.append(
-            f'<text x="210" y="{y + 14}" text-anchor="end">{label}</text>'
-            f'<rect x="220" y="{y}" width="{width}" height="20" rx="3" fill="#2a6f97"/>'
-            f'<text x="{226 + width}" y="{y + 14}">{row["ratio"]:g}x</text>'
-        )
-    height = 55 + 30 * len(rows)
+    height, scale = 70 + 30 * len(rows), 360 / math.log(max(10, *(row["ratio"] for row in rows)))
     title = (
         f"One training step of {rows[0]['workers']} workers on one {record['device']}: times faster than the eager loop"
     )
-    path.write_text(
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 660 {height}" font-family="sans-serif" font-size="13">'
-        f'<rect width="660" height="{height}" fill="white"/><text x="12" y="22" font-size="14">{title}</text>'
-        + "".join(lines)
-        + "</svg>\n"
-    )
+    parts = [f'<rect width="660" height="{height}" fill="white"/><text x="12" y="22" font-size="14">{title}</text>']
+    for tick in (1, 10, 100):
+        if (x := 220 + scale * math.log(tick)) <= 580:
+            parts.append(f'<path d="M{x:.0f} 36V{height - 28}" stroke="#ddd"/>')
+            parts.append(f'<text x="{x:.0f}" y="{height - 12}" text-anchor="middle" fill="#666">{tick}x</text>')
+    for k, row in enumerate(rows):
+        y, width = 40 + 30 * k, max(2, round(scale * math.log(max(1, row["ratio"]))))
+        parts.append(
+            f'<text x="210" y="{y + 15}" text-anchor="end">{row["work"]}, {row["precision"]}</text>'
+            f'<rect x="220" y="{y}" width="{width}" height="20" rx="3" fill="#2a6f97"/>'
+            f'<text x="{226 + width}" y="{y + 15}">{row["ratio"]:g}x</text>'
+        )
+    size = f'viewBox="0 0 660 {height}" font-family="sans-serif" font-size="13"'
+    path.write_text(f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(parts)}</svg>\n')
 
 
 def main() -> None:
