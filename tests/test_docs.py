@@ -29,7 +29,7 @@ COMMANDS = [
     if "run" in vars(module := importlib.import_module(f"manyheads.cli.{found.name}"))
 ]
 FOREIGN_FLAGS = {
-    *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+    *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
     *("--standalone", "--max-restarts", "--nodes", "--ntasks-per-node"),
 }
 """Options of torchrun and Slurm that the pages show."""
