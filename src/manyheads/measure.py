@@ -43,10 +43,9 @@ def check_finite(losses: Mapping[str, Sequence[float | None]], round: int, sessi
                 )
 
 
-Measured = tuple[dict[str, float], dict[str, list[float | None]]]
-
-
-def measure(session: Session, before: State, trained: State, mixed: State, end: State) -> Measured:
+def measure(
+    session: Session, before: State, trained: State, mixed: State, end: State
+) -> tuple[dict[str, float], dict[str, list[float | None]]]:
     """Every number of a record that comes from a state, and the values of each worker."""
     ctx, federation = session.ctx, session.federation
     values: dict[str, float] = {
@@ -62,26 +61,26 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
         models = session.experiment.algorithm.models(state, ctx)
         result = ctx.engine.evaluate(models.params, models.buffers, shards)
         # Whether a worker has samples, not how many: that stays with it. All in one message.
-        here = torch.stack([result.metric.double(), result.loss.double(), (result.count > 0).double()], dim=1)
-        metric, loss, tested = ctx.network.gather(here).cpu().unbind(1)
+        here = torch.stack([each.double().cpu() for each in (result.metric, result.loss, result.count > 0)], dim=1)
+        metric, loss, tested = ctx.network.gather(here).unbind(1)
         return metric, loss, tested > 0
 
-    accuracy, _, count = score(end, federation.test)
-    values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, count)
-    values["workers_without_test"] = int((count == 0).sum())
+    accuracy, _, tested = score(end, federation.test)
+    values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, tested)
+    values["workers_without_test"] = int((~tested).sum())
     accuracy_before, _, _ = score(before, federation.test)
-    values["accuracy_before_mixing"] = summarise(accuracy_before, count)[0]
-    _, train_loss, train_count = score(trained, federation.train)
-    values["train_loss"] = summarise(train_loss, train_count)[0]
+    values["accuracy_before_mixing"] = summarise(accuracy_before, tested)[0]
+    _, train_loss, trains = score(trained, federation.train)
+    values["train_loss"] = summarise(train_loss, trains)[0]
     per_worker = {
-        "accuracy": _listed(accuracy, count),
-        "accuracy_before_mixing": _listed(accuracy_before, count),
-        "train_loss": _listed(train_loss, train_count),
+        "accuracy": _listed(accuracy, tested),
+        "accuracy_before_mixing": _listed(accuracy_before, tested),
+        "train_loss": _listed(train_loss, trains),
     }
     if session.experiment.validation > 0:
-        held_out, _, held_count = score(end, federation.validation)
-        values["accuracy_validation"] = summarise(held_out, held_count)[0]
-        per_worker["accuracy_validation"] = _listed(held_out, held_count)
+        held_out, _, validates = score(end, federation.validation)
+        values["accuracy_validation"] = summarise(held_out, validates)[0]
+        per_worker["accuracy_validation"] = _listed(held_out, validates)
     return values, per_worker
 
 
@@ -115,8 +114,9 @@ def make_record(
     )
 
 
-def _listed(values: Tensor, counts: Tensor) -> list[float | None]:
-    return [float(v) if c > 0 else None for v, c in zip(values, counts, strict=True)]
+def _listed(values: Tensor, there: Tensor) -> list[float | None]:
+    """Values [N] of the workers that have samples, ``there`` [N]; None of the others."""
+    return [float(value) if has else None for value, has in zip(values, there, strict=True)]
 
 
 def peak_memory(device: torch.device) -> int:
