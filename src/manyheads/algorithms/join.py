@@ -34,7 +34,10 @@ class Join:
     row_stochastic: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = False
     extra_rows: ClassVar[float] = 0.0
-    order: ClassVar[Literal["train-mix"]] = "train-mix"
+
+    @property
+    def order(self) -> Literal["train-mix"]:
+        return "train-mix"
 
     def prepare(self, model: Split) -> Split:
         return model
