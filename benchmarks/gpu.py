@@ -274,7 +274,7 @@ def agreement(bench: Bench) -> None:
 def agree(bench: Bench, work: Workload, phases: dict[str, Phase], net: str, precision: str) -> None:
     params, buffers = state(work)
     ours = bench.engine(work, precision, slots=3, compile=False)
-    loop = LocalEngine(work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
+    loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=1, name="loop")
     found: dict[str, float] = {}
     for name, phase in phases.items():
         with Precision(precision).settings(bench.device):
@@ -426,7 +426,7 @@ def compiled_error(
 ) -> float:
     """What was timed, compiled and in its own precision, against the loop in float32, relative to the way moved."""
     few = torch.tensor([0, 1, 2])
-    loop = LocalEngine(work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
+    loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=1, name="loop")
     with Precision("float32").settings(bench.device):
         expected = loop.fit(params, buffers, phase, 0, workers=few)
     result = engine.fit(params, buffers, phase, 0, workers=few)

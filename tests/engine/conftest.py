@@ -59,7 +59,7 @@ class Problem:
         """The engine with one of the kernels, stacked ones in chunks of a few workers."""
         kernel = {"loop": LoopKernel, "chain": ChainKernel, "vmap": VmapKernel}[kind]
         size = 1 if kind == "loop" else chunk
-        return LocalEngine(self.work, kernel, padded=kernel.padded, chunk_size=size, threads=threads, name=kind)
+        return LocalEngine(self.work, kernel, chunk_size=size, threads=threads, name=kind)
 
     def take(self, workers: Sequence[int]) -> "Problem":
         """The same workers' rows, samples and ids without the others."""

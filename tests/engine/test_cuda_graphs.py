@@ -132,7 +132,7 @@ class Sides:
         self.ids = tuple(range(10, 10 + len(sizes)))
         train = make_shards(sizes, dtype, device)
         self.work = Workload(model.to(device), train, self.ids, source, cross_entropy, accuracy)
-        self.loop = LocalEngine(self.work, LoopKernel, padded=False, chunk_size=1, threads=1, name="loop")
+        self.loop = LocalEngine(self.work, LoopKernel, chunk_size=1, threads=1, name="loop")
         self.ours = CudaGraphsEngine(
             self.work, precision=Precision(precision), num_slots=num_slots, num_stacked=num_stacked, compile=False
         )

@@ -58,11 +58,11 @@ def make_engine(
     if name == "auto":
         name = "batched" if is_chain(model) and random_module is None and workload.transform is None else "loop"
     if name == "loop":
-        return LocalEngine(workload, LoopKernel, padded=False, chunk_size=1, threads=cores, name=name)
+        return LocalEngine(workload, LoopKernel, chunk_size=1, threads=cores, name=name)
     kernel = ChainKernel if is_chain(model) else VmapKernel
     row = sum(p.numel() * p.element_size() for p in model.parameters())
     chunk = max(1, min(-(-len(workload.ids) // cores), _CHUNK_BYTES // max(row, 1)))
-    return LocalEngine(workload, kernel, padded=True, chunk_size=chunk, threads=cores, name=name)
+    return LocalEngine(workload, kernel, chunk_size=chunk, threads=cores, name=name)
 
 
 def _obstacle(workload: Workload, trial: Trial) -> str | None:

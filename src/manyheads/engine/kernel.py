@@ -1,6 +1,5 @@
 """What a kernel is: code that trains the stacked rows of a few workers in place, one mini-batch of each at a time."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -98,6 +97,3 @@ def stacked_losses(phase: Phase, outputs: dict[str, Tensor], batch: Batch) -> tu
         losses = losses * batch.weight
     sums = losses.sum(1)
     return (sums / batch.count).sum(), sums.detach()
-
-
-KernelFactory = Callable[[Split, Phase, Params, Buffers, dict[str, int]], Kernel]

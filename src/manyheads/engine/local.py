@@ -15,7 +15,7 @@ from torch import Tensor
 
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Plan, as_index, dropout_base, num_batches, plan
-from manyheads.engine.kernel import Batch, KernelFactory, dropouts, point_at, set_modes
+from manyheads.engine.kernel import Batch, Kernel, dropouts, point_at, set_modes
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop
@@ -33,10 +33,8 @@ class LocalEngine:
     threads, nor the workers hosted beside it change a bit of them (with the vmap kernel: to rounding).
     """
 
-    def __init__(
-        self, workload: Workload, kernel: KernelFactory, *, padded: bool, chunk_size: int, threads: int, name: str
-    ) -> None:
-        self.work, self.kernel, self.padded, self.chunk_size, self.name = workload, kernel, padded, chunk_size, name
+    def __init__(self, workload: Workload, kernel: type[Kernel], *, chunk_size: int, threads: int, name: str) -> None:
+        self.work, self.kernel, self.chunk_size, self.name = workload, kernel, chunk_size, name
         self.device = workload.train.x.device
         self.dtype = next(workload.model.parameters()).dtype
         self.dropout_layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
@@ -69,8 +67,8 @@ class LocalEngine:
             for start in range(here.start, here.stop, _FORWARD_BATCH):
                 part = slice(start, min(start + _FORWARD_BATCH, here.stop))
                 y = shards.y[part]
-                weight = torch.ones(len(y), dtype=self.dtype, device=self.device)
-                weight = weight if shards.weight is None else shards.weight[part]
+                ones = torch.ones(len(y), dtype=self.dtype, device=self.device)
+                weight = ones if shards.weight is None else shards.weight[part]
                 output = model(shards.x[shards.index[part]])
                 metric += (self.work.metric(output, y) * weight).sum(dtype=torch.float64)
                 loss += (self.work.loss(output, y) * weight).sum(dtype=torch.float64)
@@ -202,12 +200,12 @@ class LocalEngine:
             active = int((counts[s] > 0).sum())
             full = bool((counts[s, :active] == size).all())
             # A lone unpadded worker takes its batch at its true size; stacked ones share the full size.
-            width = size if self.padded else int(counts[s, 0])
+            width = size if self.kernel.padded else int(counts[s, 0])
             chosen = where[:active, s, :width]
             x = pool.index_select(0, chosen.reshape(-1)).view(active, width, *pool.shape[1:])
             if work.transform is not None:
                 x = self._transformed(x, counts[s], chunk, round, phase.stream, s)
-            weight = None if full or not self.padded else valid[s, :active].to(self.dtype)
+            weight = None if full or not self.kernel.padded else valid[s, :active].to(self.dtype)
             yield Batch(x, labels[:active, s, :width], weight, lengths[s, :active], bases[:active], s)
 
     def _transformed(

@@ -79,7 +79,7 @@ class CudaGraphsEngine:
         self.notes: list[str] = [] if notes is None else notes
         self._made: dict[Hashable, object] = {}
         self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
-        self._local = LocalEngine(workload, LoopKernel, padded=False, chunk_size=1, threads=1, name=self.name)
+        self._local = LocalEngine(workload, LoopKernel, chunk_size=1, threads=1, name=self.name)
 
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         work = self.work
@@ -127,7 +127,7 @@ class CudaGraphsEngine:
                 return {name: leaf[here].to(self.device) for name, leaf in tree.items()}
 
             own = replace(work, train=work.train.take(few), ids=work.ids[here])
-            local = LocalEngine(own, LoopKernel, padded=False, chunk_size=1, threads=1, name=self.name)
+            local = LocalEngine(own, LoopKernel, chunk_size=1, threads=1, name=self.name)
             narrow = replace(phase, constants=take(phase.constants))
             made = local.gradient(take(params), take(buffers), narrow, round, batches=batches)
             for name, leaf in made.items():
