@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from manyheads.checkpoint import Checkpoints, Snapshot, latest_round, newest, read
 from manyheads.errors import UserError
-from manyheads.tree import rows
 
 NUM_WORKERS = 12
 
@@ -38,9 +37,8 @@ def snapshot(round: int, workers: range = range(NUM_WORKERS)) -> Snapshot:
     }
     here = slice(workers.start, workers.stop)
     sent = np.arange(NUM_WORKERS, dtype=np.int64) * round
-    return Snapshot(
-        round, rows(params, here), rows(buffers, here), sent[here], sent[here] + 1, 100 * len(workers), round / 8
-    )
+    own = [{name: leaf[here] for name, leaf in tree.items()} for tree in (params, buffers)]
+    return Snapshot(round, *own, sent[here], sent[here] + 1, 100 * len(workers), round / 8)
 
 
 def same(a: Snapshot, b: Snapshot) -> bool:

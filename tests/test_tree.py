@@ -2,7 +2,7 @@
 
 import torch
 
-from manyheads.tree import add_prefix, clone, flatten, group, nbytes, repeat, rows, select, stack, strip_prefix
+from manyheads.tree import add_prefix, clone, group, nbytes, repeat, select, stack, strip_prefix, with_rows
 
 TREE = {"representation.fc1.weight": torch.arange(12.0).view(3, 2, 2), "head.bias": torch.arange(3.0).view(3, 1)}
 
@@ -31,15 +31,19 @@ def test_copies_share_no_memory():
     assert repeated["w"].tolist() == [[5, 5], [1, 1], [1, 1]] and row["w"].tolist() == [1, 1]
 
 
-def test_rows_and_stacks_are_inverse():
+def test_a_stack_is_made_of_its_rows():
     single = [{name: leaf[w] for name, leaf in TREE.items()} for w in range(3)]
     assert all(torch.equal(leaf, TREE[name]) for name, leaf in stack(single).items())
-    chosen = rows(TREE, torch.tensor([2, 0]))
-    assert chosen["head.bias"].flatten().tolist() == [2.0, 0.0]
 
 
-def test_flatten_and_size():
-    assert flatten(TREE).shape == (3, 5)
-    assert flatten(TREE)[1].tolist() == [4.0, 5.0, 6.0, 7.0, 1.0]
+def test_some_rows_are_taken_from_the_new_tree():
+    new = {name: -leaf - 1 for name, leaf in TREE.items()}
+    some = with_rows(TREE, new, torch.tensor([2, 0]))
+    assert some["head.bias"].flatten().tolist() == [-1.0, 1.0, -3.0]
+    assert TREE["head.bias"].flatten().tolist() == [0.0, 1.0, 2.0]
+    assert with_rows(TREE, new, None) == new
+
+
+def test_size():
     assert nbytes(TREE) == 5 * 4
     assert nbytes({**TREE, "mask": torch.ones(3, 7, dtype=torch.uint8)}) == 27

@@ -39,11 +39,6 @@ def clone(params: Mapping[str, Tensor]) -> Params:
     return {name: leaf.clone() for name, leaf in params.items()}
 
 
-def rows(params: Mapping[str, Tensor], workers: Tensor | slice) -> Params:
-    """The rows of some workers."""
-    return {name: leaf[workers] for name, leaf in params.items()}
-
-
 def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor], workers: Tensor | None) -> Params:
     """The old tree with some workers' rows from the new one; None: all of them."""
     if workers is None:
@@ -63,16 +58,6 @@ def stack(trees: Iterable[Mapping[str, Tensor]]) -> Params:
 def repeat(params: Mapping[str, Tensor], num_workers: int) -> Params:
     """The same values for every worker: [...] -> [W, ...], in memory of their own."""
     return {name: leaf.unsqueeze(0).repeat(num_workers, *[1] * leaf.ndim) for name, leaf in params.items()}
-
-
-def mean(params: Mapping[str, Tensor]) -> Params:
-    """The plain mean over workers: [W, ...] -> [...]."""
-    return {name: leaf.mean(0) for name, leaf in params.items()}
-
-
-def flatten(params: Mapping[str, Tensor]) -> Tensor:
-    """All leaves side by side: [W, numbers per worker]."""
-    return torch.cat([leaf.flatten(1) for leaf in params.values()], dim=1)
 
 
 def nbytes(params: Mapping[str, Tensor]) -> int:
