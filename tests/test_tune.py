@@ -79,6 +79,15 @@ def test_the_chosen_run_moves_to_its_place(tmp_path: Path) -> None:
     assert moved.exists()
 
 
+def test_shards_too_small_for_a_validation_part(tmp_path: Path) -> None:
+    (tuning,) = tunings(_experiments(1, validation=0.01)[:1], (1,), tmp_path)
+    _pretend(tuning, [0.5])
+    summary = tuning.jobs[0].path / "summary.json"
+    summary.write_text(summary.read_text().replace("0.5", "null"))
+    with pytest.raises(UserError, match=r"--validation 0\.01 leaves no worker a sample to tune on"):
+        _ = tuning.scores
+
+
 @pytest.mark.parametrize(
     ("changes", "factors", "message"),
     [

@@ -108,4 +108,7 @@ def _validation(job: Job) -> float | None:
     if not job.finished:
         return None
     summary = Run.open(job.path).summary()
-    return None if summary is None else summary["accuracy_validation"]
+    assert summary is not None, "a finished run has a summary"
+    if summary["accuracy_validation"] is None:
+        raise UserError(f"--validation {job.experiment.validation:g} leaves no worker a sample to tune on: give more.")
+    return summary["accuracy_validation"]
