@@ -52,9 +52,11 @@ def run(session: Session) -> Iterator[Step]:
         if sites and sites.away and not processes.total(directory.path.exists()):
             raise sites.never_there(experiment.data)
         if sharers.rank == 0:
-            options = {"resume": runtime.resume, "patience": sharers.patience}
-            directory = RunDirectory.open(directory.path, experiment, content=session.everyone.content, **options)
-            stack.enter_context(directory.lock(sharers.patience))
+            content, patience = session.everyone.content, sharers.patience
+            directory = RunDirectory.open(
+                directory.path, experiment, resume=runtime.resume, patience=patience, content=content
+            )
+            stack.enter_context(directory.lock(patience))
         # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
         finished = sharers.rank == 0 and directory.finished(ctx.rounds)
         if processes.total(finished):

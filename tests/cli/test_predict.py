@@ -67,7 +67,7 @@ def test_mistakes(arrays: dict, said: str, capsys: pytest.CaptureFixture, finish
 
 def test_no_file(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
     assert _predict(finished, tmp_path / "absent.npz") == 2
-    assert "absent.npz: No such file" in capsys.readouterr().err
+    assert "absent.npz: give the path" in capsys.readouterr().err
     (tmp_path / "text.npz").write_text("no zip file")
     assert _predict(finished, tmp_path / "text.npz") == 2
     assert "not an npz" in capsys.readouterr().err

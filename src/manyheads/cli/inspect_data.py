@@ -41,20 +41,13 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import given
     from manyheads.data.federation import describe
     from manyheads.experiment import Experiment, Runtime
+    from manyheads.session import deal
 
     experiment, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     name = str(experiment.data)
     with terminal.waiting(f"loading {name}") as downloading:
         dataset = data.load(name, runtime.data_dir, downloading)
-    federation = data.federate(
-        dataset,
-        workers=experiment.workers,
-        split=experiment.split,
-        test_split=experiment.test_split,
-        relabel=experiment.relabel,
-        validation=experiment.validation,
-        seed=experiment.seed,
-    )
+    federation = deal(experiment, dataset)
     print(terminal.facts(describe(federation)))
     if federation.num_classes is None:
         return

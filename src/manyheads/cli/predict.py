@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import zipfile
-import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,11 +76,9 @@ def _read(path: Path) -> "tuple[np.ndarray, np.ndarray | None]":
     """Inputs [samples, ...] float32 and, where there are any, labels [samples]."""
     import numpy as np
 
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in ("x", "y") if key in stored}
-    except (ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(f"{path} is not an npz of plain arrays ({error}): save it with numpy.savez.") from None
+    from manyheads.data.arrays import read_npz
+
+    arrays = read_npz(path, ("x", "y"))
     x, y = arrays.get("x"), arrays.get("y")
     if x is None or x.ndim < 2 or len(x) == 0 or x.dtype.kind not in "buif":
         raise UserError(f"{path} needs an array x of numbers [samples, ...]: save it with numpy.savez(path, x=...).")

@@ -2,7 +2,7 @@
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,17 +185,22 @@ def _columns(data: TorchDataset) -> tuple[list[Any], list[Any]]:
     return [_numpy(x) for x, _ in samples], [_numpy(y) for _, y in samples]
 
 
-def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None]:
-    """Inputs, targets, users, the mask of the test part and the number of classes, out of an npz file."""
+def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Those of the named arrays that an npz file has; nothing in it is unpickled."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            arrays = {key: stored[key] for key in ("x", "y", "user", "split", "num_classes") if key in stored}
+            return {name: stored[name] for name in names if name in stored}
     except FileNotFoundError:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{path} is not an npz of plain arrays, or is damaged ({error}): save it again with numpy.savez."
         ) from None
+
+
+def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None]:
+    """Inputs, targets, users, the mask of the test part and the number of classes, out of an npz file."""
+    arrays = read_npz(path, ("x", "y", "user", "split", "num_classes"))
     if "x" not in arrays or "y" not in arrays:
         raise UserError(
             f"{path} lacks {'x' if 'x' not in arrays else 'y'}: it needs arrays x and y, optionally user and split."
