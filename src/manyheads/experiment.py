@@ -140,15 +140,17 @@ class Experiment:
         for name in values:
             if name not in allowed:
                 raise unknown("experiment field", name, allowed)
+        known = option_defaults(kind)
         for name in algorithm:
-            if name not in (known := option_defaults(kind)):
+            if name not in known:
                 raise unknown(f"option of {kind.name}", name, known)
         for name, value in list(values.items()):
             if name in objects:
                 values[name] = objects[name]
             elif isinstance(value, dict):
+                what = value.get("kind", "an object")
                 raise UserError(
-                    f"the experiment's {name} is {value['kind']}, which cannot be read from a file: give it in Python."
+                    f"the experiment's {name} is {what}, which cannot be read from a file: give it in Python."
                 )
         return Experiment(algorithm=kind(**algorithm), **values)
 
