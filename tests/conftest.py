@@ -80,6 +80,12 @@ def states(session: Session, rounds: int | None = None) -> list[State]:
     return out
 
 
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """A test that draws from torch's generator draws the same every time, alone and among others."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
     """The functions above, for tests."""
