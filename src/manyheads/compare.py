@@ -15,14 +15,14 @@ from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from manyheads.data import load
 from manyheads.data.federation import saved_content
 from manyheads.errors import Diverged, UserError
-from manyheads.experiment import Experiment, Runtime
+from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
 from manyheads.record import Record
 from manyheads.rounds import run
@@ -110,7 +110,7 @@ def directory_name(experiment: Experiment) -> str:
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """Each experiment's algorithm, and the values of those options in which experiments of that algorithm differ."""
-    tables = [_options(experiment) for experiment in experiments]
+    tables = [flat(experiment.describe()) for experiment in experiments]
     found = []
     for table in tables:
         alike = [other for other in tables if other["algorithm"] == table["algorithm"]]
@@ -141,13 +141,6 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
     else:
         for number in waiting:
             yield from _run(number, jobs[number], runtime)
-
-
-def _options(experiment: Experiment) -> dict[str, Any]:
-    """An experiment as one flat table, the algorithm by its name."""
-    values = experiment.describe()
-    own = values.pop("algorithm")
-    return {"algorithm": own.pop("name"), **own, **values}
 
 
 def _run(number: int, job: Job, runtime: Runtime) -> Iterator[News]:

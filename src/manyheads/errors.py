@@ -12,6 +12,11 @@ class Diverged(UserError):
     """A loss became no number: with these rates the run cannot go on."""
 
 
+def flag(name: str) -> str:
+    """The option that sets a field, as messages name it: ``head_lr`` -> ``--head-lr``."""
+    return "--" + name.replace("_", "-")
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     """An unknown name, with the nearest allowed one: ``unknown("graph", "rong", ["ring"])``."""
     names = sorted(allowed)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
@@ -17,7 +17,7 @@ from manyheads.algorithms.deprl import DePRL
 from manyheads.data.dataset import Dataset
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError, flag, unknown
 from manyheads.recipes import Recipe, step_seconds
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
@@ -98,7 +98,7 @@ class Experiment:
         for name in ("validation", "link_failure", "worker_failure"):
             value = getattr(self, name)
             if not 0 <= value < 1:
-                raise UserError(f"{_flag(name)} {value} is outside [0, 1): give a fraction below 1.")
+                raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
         for spec in fields(self):
             _check_choice(self, spec.name, spec.type)
         check_options(self.algorithm)
@@ -207,6 +207,13 @@ def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:
     return {spec.name: spec.default for spec in fields(algorithm)}  # pyright: ignore[reportArgumentType]
 
 
+def flat(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A description as one table: the algorithm by its name, its own options beside the others."""
+    values = dict(description)
+    own = dict(values.pop("algorithm"))
+    return {"algorithm": own.pop("name"), **own, **values}
+
+
 def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
     for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
@@ -216,29 +223,25 @@ def check_options(algorithm: Algorithm) -> None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         if value < 0 or not isfinite(value):
-            raise UserError(f"{_flag(spec.name)} {value} is negative: give a number of at least 0.")
+            raise UserError(f"{flag(spec.name)} {value} is negative: give a number of at least 0.")
     for unit in ("", "head_", "body_"):
         steps, epochs = getattr(algorithm, f"{unit}steps", None), getattr(algorithm, f"{unit}epochs", None)
         if steps is not None and epochs not in (None, option_defaults(type(algorithm))[f"{unit}epochs"]):
-            raise UserError(f"{_flag(unit + 'epochs')} and {_flag(unit + 'steps')} exclude each other: give one.")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+            raise UserError(f"{flag(unit + 'epochs')} and {flag(unit + 'steps')} exclude each other: give one.")
 
 
 def _positive(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if value is not None and not (value > 0 and isfinite(value)):
-            raise UserError(f"{_flag(name)} {value} is not positive: give a number above 0.")
+            raise UserError(f"{flag(name)} {value} is not positive: give a number above 0.")
 
 
 def _not_negative(owner: object, *names: str) -> None:
     for name in names:
         value = getattr(owner, name)
         if value is not None and not (value >= 0 and isfinite(value)):
-            raise UserError(f"{_flag(name)} {value} is negative: give a number of at least 0.")
+            raise UserError(f"{flag(name)} {value} is negative: give a number of at least 0.")
 
 
 def _check_type(owner: object, name: str, kind: Any) -> None:
@@ -249,7 +252,7 @@ def _check_type(owner: object, name: str, kind: Any) -> None:
     fits = type(value) in parts or (float in parts and type(value) is int)
     if parts <= plain and not fits:
         wanted = " or ".join(sorted(getattr(part, "__name__", "") for part in parts - {type(None)}))
-        raise UserError(f"{_flag(name)} {value!r} is of the wrong type: give {wanted}.")
+        raise UserError(f"{flag(name)} {value!r} is of the wrong type: give {wanted}.")
 
 
 def _check_choice(owner: object, name: str, kind: Any) -> None:
@@ -257,7 +260,7 @@ def _check_choice(owner: object, name: str, kind: Any) -> None:
     allowed = [word for word in _words(kind) if word is not None]
     value = getattr(owner, name)
     if allowed and value is not None and value not in allowed:
-        raise unknown(_flag(name), str(value), allowed)
+        raise unknown(flag(name), str(value), allowed)
 
 
 def _words(kind: Any) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.cli.parser import Commands, Parser
-from manyheads.errors import UserError
+from manyheads.errors import UserError, flag
 
 
 def add(commands: Commands) -> None:
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
         ("data", _shown(description["data"])),
         ("rounds", f"{done} of {description['rounds']}"),
         ("state", "complete" if complete else _unfinished(latest_round(args.directory / "checkpoint"))),
-        *(("option", f"{_flag(name)} {_shown(value)}") for name, value in _unusual(description)),
+        *(("option", f"{flag(name)} {_shown(value)}") for name, value in _unusual(description)),
     ]
     if run.damaged_lines:
         lines.append(("note", f"{run.damaged_lines} damaged lines of metrics.jsonl were left out"))
@@ -90,10 +90,6 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _unfinished(checkpoint: int) -> str:
     return f"not complete; continues from round {checkpoint}"
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def _shown(value: Any) -> str:

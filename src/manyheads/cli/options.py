@@ -13,7 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.algorithms import REGISTRY, Algorithm
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime
 from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe
@@ -49,7 +49,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag(self.name)
 
     def read(self, text: str) -> Any:
         """The value of a word, as argparse's ``type`` is asked for it."""
@@ -139,8 +139,9 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
             raise unknown("algorithm", name, REGISTRY)
     for name, owners in _algorithm_options().items():
         if name in args and not owners.keys() & set(names):
-            flag = next(iter(owners.values())).flag
-            raise UserError(f"{flag} is an option of {', '.join(owners)}, not of {', '.join(names)}: leave it out.")
+            raise UserError(
+                f"{flag(name)} is an option of {', '.join(owners)}, not of {', '.join(names)}: leave it out."
+            )
     starts = [apply(args.preset, _with_algorithm(base or Experiment(), REGISTRY[name])) for name in names]
     return [
         replace(start, algorithm=algorithm, **values)

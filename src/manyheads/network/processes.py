@@ -103,22 +103,30 @@ class Processes:
         """The same where some may take longer than the time-out, with large files perhaps: for all who are alive."""
         if (store := self._store) is None:
             return
-        self._long_waits += 1
-        here, delay = f"long wait/{self._long_waits}", POLL_SECONDS
-        with self.together():
-            store.add(here, 1)
-            began, before, heard = time.monotonic(), [""] * self.count, [0.0] * self.count
-            # Where they are first: whoever has come here may have left again when the others are counted.
-            while (said := self._whereabouts()) and store.add(here, 0) < self.count:
-                now = time.monotonic()
-                heard = [now if said[rank] != before[rank] else heard[rank] for rank in range(self.count)]
-                gone = [rank for rank in range(self.count) if said[rank] == _LEFT or now - heard[rank] > self.timeout]
-                if gone:
-                    raise self._lost(now - heard[gone[0]], gone)
-                if now - began > _LONG * self.timeout:
-                    raise self._lost(now - began)
-                before, delay = said, min(2 * delay, _BEAT_SECONDS)
-                time.sleep(delay)
+        self._calls, self._long_waits = self._calls + 1, self._long_waits + 1
+        began, before, heard = time.monotonic(), [""] * self.count, [0.0] * self.count
+        come, delay = 1, POLL_SECONDS
+
+        def look() -> tuple[list[str], int]:
+            # Where they are first: whoever has come here may have left again when they are counted.
+            return self._whereabouts(), store.add(f"long wait/{self._long_waits}", come)
+
+        while True:
+            asked = time.monotonic()
+            answer, now = self._ask(look, self.timeout), time.monotonic()
+            if answer is None:
+                raise self._lost(now - asked, [0])
+            said, here = answer
+            if here == self.count:
+                return
+            heard = [now if said[rank] != before[rank] else heard[rank] for rank in range(self.count)]
+            gone = [rank for rank in range(self.count) if said[rank] == _LEFT or now - heard[rank] > self.timeout]
+            if gone:
+                raise self._lost(now - heard[gone[0]], gone)
+            if now - began > _LONG * self.timeout:
+                raise self._lost(now - began)
+            come, before, delay = 0, said, min(2 * delay, _BEAT_SECONDS)
+            time.sleep(delay)
 
     @contextmanager
     def one_before_others(self) -> Iterator[None]:
@@ -221,9 +229,9 @@ class Processes:
     def _somebody_is_left(self) -> bool:
         return any(said != _LEFT for rank, said in enumerate(self._whereabouts()) if rank not in self._found_missing)
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer | None:
+    def _ask(self, question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
         """``ask``, but a store that has once given no answer is not waited for again."""
-        answer = ask(question) if self._store_answers else None
+        answer = ask(question, seconds) if self._store_answers else None
         self._store_answers = answer is not None
         return answer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.algorithms import REGISTRY
-from manyheads.errors import UserError
+from manyheads.errors import UserError, flag
 from manyheads.report.collect import Finished, Found, find_runs
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw"})
@@ -180,10 +180,6 @@ def slugs(labels: Iterable[str]) -> list[str]:
     return found
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
 def _open(run: Finished, name: str) -> bool:
     """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
     return name in _GRAPH_OPTIONS and not run.on_graph
@@ -229,8 +225,8 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
             if json.dumps(point) not in have:
                 # An option of which the algorithm lacks a value; if there is none, only their combination is missing.
                 guilty = [name for name in looked_at if len(_values(mine, name)) < len(values[name])] or looked_at
-                lacking = [f"{_flag(name)} {shown(point[looked_at.index(name)])}" for name in guilty]
-                return f"{', '.join(map(_flag, guilty))} ({algorithm} has no finished run with {', '.join(lacking)})"
+                lacking = [f"{flag(name)} {shown(point[looked_at.index(name)])}" for name in guilty]
+                return f"{', '.join(map(flag, guilty))} ({algorithm} has no finished run with {', '.join(lacking)})"
     return ""
 
 
@@ -240,7 +236,7 @@ def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None
         values = sorted({shown(run.options.get(name)) for run in runs})
         if name != "seed" and len(values) > 1:
             has = f"{system.label} ran with {', '.join(values)}"
-            raise UserError(f"the runs under {folder} disagree on {_flag(name)} ({has}): report them apart.")
+            raise UserError(f"the runs under {folder} disagree on {flag(name)} ({has}): report them apart.")
 
 
 def _systems(runs: Sequence[Finished]) -> list[System]:

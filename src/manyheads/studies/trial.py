@@ -11,7 +11,7 @@ import torch
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.data import Dataset
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment, Precision, Runtime, option_defaults
+from manyheads.experiment import Experiment, Precision, Runtime, flat, option_defaults
 from manyheads.join import NewWorkers
 from manyheads.session import resolve
 
@@ -94,7 +94,7 @@ class Trial:
             new = {"workers": self.new.workers, "split": self.new.split, "rounds": self.new.head_epochs}
             own = {*option_defaults(type(self.experiment.algorithm)), *_NOT_OF_NEW_WORKERS}
             wanted = {name: value for name, value in wanted.items() if name not in own} | new
-        found = _flat(stored)
+        found = _compared(stored)
         return all(found[name] == value for name, value in wanted.items() if name in found)
 
     def _changes(self) -> Iterable[tuple[str, Any]]:
@@ -226,12 +226,10 @@ def _plain_options(kind: Any, data: str | Dataset) -> dict[str, Any]:
 
 def _options(experiment: Experiment) -> dict[str, Any]:
     """Every option that is a word or a number, the algorithm by its name and its own ones."""
-    return _flat(experiment.describe())
+    return _compared(experiment.describe())
 
 
-def _flat(description: Mapping[str, Any]) -> dict[str, Any]:
-    values = dict(description)
-    own = dict(values.pop("algorithm"))
-    flat = {"algorithm": own.pop("name"), **own, **values}
+def _compared(description: Mapping[str, Any]) -> dict[str, Any]:
+    options = flat(description)
     # Arrays and functions are described by what they are, which another machine may round or name another way.
-    return {name: value for name, value in flat.items() if name not in _NOT_COMPARED and not isinstance(value, dict)}
+    return {name: value for name, value in options.items() if name not in _NOT_COMPARED and not isinstance(value, dict)}
