@@ -247,6 +247,13 @@ class Run:
             raise UserError(f"{self.path} has no checkpoint to read: train it for some rounds.")
         return read(folder, manifest, range(manifest.num_workers))
 
+    def describe_model(self) -> dict[str, Any]:
+        """What it takes to build the net again, and in a site whose models it has."""
+        described = _read_object(self.path / _MODEL)
+        if described is None or not (self.path / _MODELS).exists():
+            raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
+        return described
+
     def model(self, worker: int) -> Split:
         """The net a worker deploys, on the CPU and in eval mode. Reads that worker's rows only."""
         # What does not shape the net need not be given to use it.
@@ -254,9 +261,7 @@ class Run:
         experiment = Experiment.from_json(self._description, **{"data": "", **unused, **self._objects})
         if not 0 <= worker < experiment.workers:
             raise UserError(f"worker {worker} is not in this run: give 0 to {experiment.workers - 1}.")
-        described, path = _read_object(self.path / _MODEL), self.path / _MODELS
-        if described is None or not path.exists():
-            raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
+        described, path = self.describe_model(), self.path / _MODELS
         # A site has the models of its own workers only.
         row, rows = worker - described.get("first_worker", 0), described.get("num_workers", experiment.workers)
         if not 0 <= row < rows:

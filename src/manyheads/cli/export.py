@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     net = run.model(args.worker)
     experiment = run.experiment
     about = {
-        **json.loads((args.directory / "model.json").read_text(encoding="utf-8")),
+        **run.describe_model(),
         "net": experiment.model,
         "head": experiment.head,
         "norm": experiment.norm,

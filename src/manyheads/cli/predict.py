@@ -1,7 +1,6 @@
 """``manyheads predict``: what one worker's trained net says about samples of your own."""
 
 import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
             f"the nets of {run.path} give numbers, not classes: use them in Python, with Run.open(...).model."
         )
     x, y = _read(args.data)
-    wanted = json.loads((run.path / "model.json").read_text(encoding="utf-8"))["input_shape"]
+    wanted = run.describe_model()["input_shape"]
     if list(x.shape[1:]) != wanted:
         raise UserError(
             f"{args.data}: samples are {list(x.shape[1:])}, the net takes {wanted}: give x [samples, ...] so."

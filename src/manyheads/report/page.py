@@ -10,7 +10,7 @@ import manyheads
 from manyheads.files import disk_errors, write_atomically
 from manyheads.report import findings, mixing, options, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
-from manyheads.report.comparison import Comparison, collect, shown, words
+from manyheads.report.comparison import Comparison, shown, words
 from manyheads.report.spreadsheets import csv_files
 
 NAME = "report.html"
@@ -25,13 +25,11 @@ class Part:
     chapters: list[Chapter]
 
 
-def write_report(folder: Path) -> Path:
-    """Report on all finished runs under a folder: writes ``report.html``, ``figures/`` and ``csv/``; gives the page."""
-    return write(collect(folder))
-
-
 def write(comparison: Comparison) -> Path:
-    """Write the report into the comparison's folder; nothing is written before all of it is made."""
+    """Write ``report.html``, ``figures/`` and ``csv/`` into the comparison's folder; gives the page.
+
+    Nothing is written before all of it is made.
+    """
     parts = [
         Part(str(setting), findings.outcome(comparison, j), of_setting(comparison, j))
         for j, setting in enumerate(comparison.settings)
