@@ -150,3 +150,10 @@ def test_no_wait_is_endless(several: Make, monkeypatch: pytest.MonkeyPatch) -> N
     first, _ = several(2, timeout=0.5)
     with pytest.raises(UserError, match=r"process 1 of 2 did not answer within 0\.5 s"):
         first.wait_long()
+
+
+def test_a_long_wait_for_a_store_that_is_cut_off(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, second = several(2, timeout=0.2)
+    monkeypatch.setattr(HashStore, "add", lambda *_: time.sleep(1), raising=False)
+    with pytest.raises(UserError, match=r"process 0 of 2 did not answer within 0\.2 s"):
+        second.wait_long()
