@@ -76,6 +76,8 @@ def test_the_text_is_complete_and_canonical():
         ("[1, 2]", "not an experiment"),
         ("{}", "not an experiment"),
         ('{"algorithm": 3}', "not an experiment"),
+        ('{"algorithm": {"name": "fedavg", "participation": "half"}}', "--participation 'half' is of the wrong type"),
+        ('{"algorithm": {"name": "local"}, "model": {"size": 3}}', "model is an object"),
         ('{"algorithm": {"name": "deprll"}}', "Did you mean 'deprl'"),
         ('{"algorithm": {"name": "deprl", "head_epoch": 2}}', "Did you mean 'head_epochs'"),
         ('{"algorithm": {"name": "deprl"}, "worker": 3}', "Did you mean 'workers'"),

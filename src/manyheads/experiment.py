@@ -90,7 +90,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         for spec in fields(self):
-            _check_type(self, spec.name, spec.type)
+            _check_type(spec.name, getattr(self, spec.name), spec.type)
         _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         _not_negative(self, "momentum", "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.workers < 2:
@@ -100,7 +100,7 @@ class Experiment:
             if not 0 <= value < 1:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
         for spec in fields(self):
-            _check_choice(self, spec.name, spec.type)
+            _check_choice(spec.name, getattr(self, spec.name), spec.type)
         check_options(self.algorithm)
 
     def complete(self, recipe: Recipe) -> "Experiment":
@@ -140,10 +140,12 @@ class Experiment:
         for name in values:
             if name not in allowed:
                 raise unknown("experiment field", name, allowed)
-        known = option_defaults(kind)
-        for name in algorithm:
+        known = {spec.name: spec.type for spec in fields(kind)}  # pyright: ignore[reportArgumentType]
+        for name, value in algorithm.items():
             if name not in known:
                 raise unknown(f"option of {kind.name}", name, known)
+            # Before the algorithm is made, whose own checks count on numbers.
+            _check_type(name, value, known[name])
         for name, value in list(values.items()):
             if name in objects:
                 values[name] = objects[name]
@@ -217,9 +219,9 @@ def flat(description: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
     for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
-        _check_type(algorithm, spec.name, spec.type)
-        _check_choice(algorithm, spec.name, spec.type)
         value = getattr(algorithm, spec.name)
+        _check_type(spec.name, value, spec.type)
+        _check_choice(spec.name, value, spec.type)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         if value < 0 or not isfinite(value):
@@ -244,21 +246,19 @@ def _not_negative(owner: object, *names: str) -> None:
             raise UserError(f"{flag(name)} {value} is negative: give a number of at least 0.")
 
 
-def _check_type(owner: object, name: str, kind: Any) -> None:
+def _check_type(name: str, value: Any, kind: Any) -> None:
     """A field of plain words and numbers takes no others: an experiment may come from a file."""
     plain = {str, int, float, bool, type(None)}
     parts = set(get_args(kind)) if isinstance(kind, UnionType) else {kind}
-    value = getattr(owner, name)
     fits = type(value) in parts or (float in parts and type(value) is int)
     if parts <= plain and not fits:
         wanted = " or ".join(sorted(getattr(part, "__name__", "") for part in parts - {type(None)}))
         raise UserError(f"{flag(name)} {value!r} is of the wrong type: give {wanted}.")
 
 
-def _check_choice(owner: object, name: str, kind: Any) -> None:
+def _check_choice(name: str, value: Any, kind: Any) -> None:
     """A field typed as a Literal takes one of its words."""
     allowed = [word for word in _words(kind) if word is not None]
-    value = getattr(owner, name)
     if allowed and value is not None and value not in allowed:
         raise unknown(flag(name), str(value), allowed)
 
