@@ -144,6 +144,14 @@ def test_meaning_looks_into_closures() -> None:
     assert meaning(make(1.0, thing)) != meaning(make(1.0, object()))
 
 
+def test_meaning_looks_at_defaults() -> None:
+    def make(first: float, named: float):
+        return lambda x, first=first, *, named=named: (x, first, named)
+
+    assert meaning(make(1.0, 2.0)) == meaning(make(1.0, 2.0))
+    assert len({meaning(make(*numbers)) for numbers in ((1.0, 2.0), (3.0, 2.0), (1.0, 3.0))}) == 3
+
+
 def make_net() -> Split:
     return split(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 2)), None, torch.randn(2, 3, 8, 8))
 

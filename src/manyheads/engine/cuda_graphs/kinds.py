@@ -37,7 +37,8 @@ def meaning(function: Callable) -> Hashable:
     """Equal for functions made by the same code out of the same things, such as a closure made anew in every round."""
     if not isinstance(function, FunctionType):
         return function
-    things = [*(cell.cell_contents for cell in function.__closure__ or ()), *(function.__defaults__ or ())]
+    cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
+    things = [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named.values()]
     inside = tuple(meaning(thing) if callable(thing) else _identity(thing) for thing in things)
     return (function.__code__, inside)
 
