@@ -241,7 +241,7 @@ class LocalEngine:
         if self.device.type != "cpu":
             return [run(item) for item in items]
         if self.threads == 1 or len(items) < 2:
-            with _one_thread():
+            with one_thread():
                 return [run(item) for item in items]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
@@ -249,7 +249,7 @@ class LocalEngine:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """No threads inside operations: their number would change the order of sums."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

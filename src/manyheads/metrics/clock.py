@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from manyheads.algorithms.base import Log
+from manyheads.engine.local import one_thread
 from manyheads.models.split import Split
 from manyheads.network.base import Network
 
@@ -83,10 +84,6 @@ def measure_step_seconds(model: Split, input_shape: tuple[int, ...], batch_size:
         descent.step()
         return time.thread_time() - began
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         timed_step()
         return median(timed_step() for _ in range(_MEASURED_STEPS))
-    finally:
-        torch.set_num_threads(threads)

@@ -18,7 +18,7 @@ from safetensors import safe_open
 from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing, to_json, write_atomically
 from manyheads.report.collect import Finished, find_runs
-from manyheads.store import Run
+from manyheads.store import PARTITION, Run
 from manyheads.studies.trial import Trial
 
 FOLDER = "records"
@@ -79,7 +79,7 @@ class Records:
             _EXPERIMENT: (directory / _EXPERIMENT).read_bytes(),
             _METRICS: _lines(_thinned(metrics)),
             _WORKERS: _lines(workers[-1:]),
-            _SIZES: _lines([_sizes(directory / "partition.safetensors")]),
+            _SIZES: _lines([_sizes(directory / PARTITION)]),
             _SUMMARY: _lines([{**summary, "evaluated_rounds": len(metrics), **_means(metrics)}]),
         }
         if trial.similarity:
