@@ -5,7 +5,7 @@ import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from manyheads.data.sites import load as load_sites
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs import Precision
-from manyheads.engine.phase import accuracy, cross_entropy, single_head
+from manyheads.engine.phase import Loss, accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
@@ -37,6 +37,8 @@ from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, without
 from manyheads.recipes import knows_speed, recipe_for
 from manyheads.topology import Mixing, build_mixing
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -131,16 +133,16 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     here = _on_device(federation, device, experiment.dtype)
     if has_batchnorm(model) and experiment.batch_size == 1:
         raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
-    loss, metric = experiment.loss, experiment.metric
-    if federation.num_classes is None and loss is None:
+    if federation.num_classes is None and experiment.loss is None:
         raise UserError("the data's targets are numbers, not classes: give a loss (and a metric) in Python.")
+    loss = experiment.loss or cross_entropy
     workload = Workload(
         model=copy.deepcopy(model).to(device),
         train=here.train,
         ids=federation.ids,
         source=Source(experiment.seed, _given(experiment.batch_size), has_batchnorm(model)),
-        loss=loss or cross_entropy,
-        metric=metric or (accuracy if federation.num_classes is not None else _negative(loss)),
+        loss=loss,
+        metric=experiment.metric or (_negative(loss) if federation.num_classes is None else accuracy),
         transform=experiment.transform,
     )
     # The processes of a host share its cores.
@@ -162,7 +164,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         network=network,
         model=model,
         rates=rates(experiment),
-        objective=single_head(workload.loss),
+        objective=single_head(loss),
         class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
         sizes=sizes_in_sites(everyone, algorithm, network) if sites else np.array(everyone.train.sizes),
         ids=federation.ids,
@@ -300,11 +302,11 @@ def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype)
     return replace(federation, train=train, validation=validation, test=federation.test.to(device, dtype))
 
 
-def _given(value):
+def _given(value: Value | None) -> Value:
     assert value is not None, "an experiment is completed before it is used"
     return value
 
 
-def _negative(loss):
+def _negative(loss: Loss) -> Loss:
     """Without a metric of its own a regression is scored by its loss, so that higher is better."""
     return lambda output, y: -loss(output, y)

@@ -31,7 +31,7 @@ def clip_(gradients: Params, limit: float) -> None:
 class Descent:
     """The moving part of one phase on one chunk: its momentum, which starts at zero, and the update rule."""
 
-    def __init__(self, phase: Phase, params: Params):
+    def __init__(self, phase: Phase, params: Params) -> None:
         """``params`` [W, ...] are the rows the phase moves; they are changed in place by ``step``."""
         self.sgd: SGD = phase.optimizer
         self.params = params

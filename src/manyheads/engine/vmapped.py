@@ -56,7 +56,7 @@ class VmapKernel:
 
         def loss(
             moving: Params, others: Params, x: Tensor, y: Tensor, weight: Tensor, count: Tensor, constants: Params
-        ):
+        ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
             tensors = add_prefix({**others, **moving}, "net")
             outputs = functional_call(self.net, tensors, (x,))
             rows = {name: leaf.expand(len(x), *leaf.shape) for name, leaf in constants.items()}

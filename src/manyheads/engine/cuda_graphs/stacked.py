@@ -190,7 +190,9 @@ class _Chain:
             self.update(self.part_of[f"{layer}.weight"], layer, d, x, factor, step.count, self.rate, bias=bias)
         return sums
 
-    def _gradients(self, x: Tensor, y: Tensor, count: Tensor, base: Tensor, number: Tensor, constants: Params):
+    def _gradients(
+        self, x: Tensor, y: Tensor, count: Tensor, base: Tensor, number: Tensor, constants: Params
+    ) -> tuple[list[tuple[str, Tensor, Tensor, bool]], Tensor, Tensor]:
         """Each moving layer's gradient in factors (name, d, x, bias), the clip's factors [A], sums of losses [A]."""
         kernel, (active, size) = self.kernel, x.shape[:2]
         keys = {name: dropout_key(base, number, kernel.layers[name]) for name in kernel.dropouts}
@@ -254,7 +256,9 @@ class _Vmapped:
         moving = {name: leaf[:active] for name, leaf in self.moving.compute.items()}
         valid = (torch.arange(size, device=step.x.device) < step.count.unsqueeze(1)).to(self.dtype)
 
-        def loss(moving: Params, others: Params, x: Tensor, y: Tensor, valid: Tensor, count: Tensor, constants: Params):
+        def loss(
+            moving: Params, others: Params, x: Tensor, y: Tensor, valid: Tensor, count: Tensor, constants: Params
+        ) -> tuple[Tensor, Tensor]:
             with self.precision.autocast(x.device):
                 outputs = functional_call(self.net, add_prefix({**others, **moving}, "net"), (x,))
             outputs = {name: output.to(self.dtype) for name, output in outputs.items()}

@@ -27,8 +27,7 @@ from manyheads.models.split import Split
 from manyheads.tree import Params, add_prefix, group
 
 _SMALLEST_CUT_BATCH = 32
-_TAIL_EIGHTHS = (4, 8)
-"""Sizes that last batches are padded to, in eighths of a full one."""
+"""From here on a last batch of at most half the size is worth a recording of its own."""
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,8 @@ class SlotTrainer:
             return Width(size, False)
         if size < _SMALLEST_CUT_BATCH:
             return Width(size, bool(self.norms))
-        tails = (-(-size * eighths // 8) for eighths in _TAIL_EIGHTHS)
-        return Width(min(tail for tail in tails if tail >= count), True)
+        half = -(-size // 2)
+        return Width(half if count <= half else size, True)
 
     def _step(self, slot: Slot, width: Width) -> None:
         """One mini-batch of the worker in the slot."""
