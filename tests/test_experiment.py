@@ -26,6 +26,7 @@ from manyheads.experiment import Experiment, Runtime, option_defaults
         ({"head_lr": -1.0}, "--head-lr -1.0"),
         ({"decay": 0.0}, "--decay 0.0"),
         ({"momentum": -0.1}, "--momentum -0.1"),
+        ({"momentum": 1.0}, "--momentum 1.0"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1"),
         ({"clip": -1.0}, "--clip -1.0"),
         ({"seed": -1}, "--seed -1"),
@@ -38,6 +39,8 @@ from manyheads.experiment import Experiment, Runtime, option_defaults
         ({"weights": "metropoli"}, "Did you mean 'metropolis'"),
         ({"test_split": "sharde"}, "Did you mean 'shared'"),
         ({"schedule": "cosine"}, "'cosine'"),
+        ({"algorithm": "deprl"}, "give one such as DePRL()"),
+        ({"algorithm": DePRL}, "give one such as DePRL()"),
         ({"algorithm": DePRL(head_epochs=-1)}, "--head-epochs -1"),
         ({"algorithm": DePRL(order="mix-trian")}, "Did you mean 'mix-train'"),  # pyright: ignore[reportArgumentType]
         ({"algorithm": DePRL(head_epochs=5, head_steps=2)}, "--head-epochs and --head-steps exclude each other"),
@@ -57,6 +60,12 @@ def test_bad_values_are_refused_in_one_line(values, said):
 def test_a_runtime_takes_positive_numbers(name):
     with pytest.raises(UserError, match="not positive"):
         Runtime(**{name: 0})
+
+
+@pytest.mark.parametrize("name", ["out", "data_dir"])
+def test_a_runtime_takes_paths(name):
+    with pytest.raises(UserError, match=r"'runs/mine' is of the wrong type: give a pathlib\.Path"):
+        Runtime(**{name: "runs/mine"})  # pyright: ignore[reportArgumentType]
 
 
 def test_the_text_is_complete_and_canonical():

@@ -92,12 +92,12 @@ class Experiment:
         for spec in fields(self):
             _check_type(spec.name, getattr(self, spec.name), spec.type)
         _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
-        _not_negative(self, "momentum", "weight_decay", "clip", "seed", "step_seconds", "link_latency")
+        _not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.workers < 2:
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
-        for name in ("validation", "link_failure", "worker_failure"):
+        for name in ("momentum", "validation", "link_failure", "worker_failure"):
             value = getattr(self, name)
-            if not 0 <= value < 1:
+            if value is not None and not 0 <= value < 1:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
         for spec in fields(self):
             _check_choice(spec.name, getattr(self, spec.name), spec.type)
@@ -200,6 +200,9 @@ class Runtime:
     """Seconds that sites go on without one of them."""
 
     def __post_init__(self) -> None:
+        for name in ("out", "data_dir"):
+            if not isinstance(folder := getattr(self, name), Path | None):
+                raise UserError(f"{flag(name)} {folder!r} is of the wrong type: give a pathlib.Path.")
         _not_negative(self, "theory_every")
         _positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
 
@@ -218,6 +221,8 @@ def flat(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
+    if isinstance(algorithm, (str, type)):
+        raise UserError(f"algorithm {algorithm!r} is no algorithm with its options: give one such as DePRL().")
     for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
         value = getattr(algorithm, spec.name)
         _check_type(spec.name, value, spec.type)

@@ -23,11 +23,11 @@ NEWS = [
 
 def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "_PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(Job, "finished", property(lambda job: job.label == "old"))
     assert board.follow(NEWS, JOBS, "running") == {"bad": NEWS[4]}
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "running  1/3 runs  5/12 rounds"
+    assert lines[:2] == ["running  1 of 3 runs were finished before", "running  1/3 runs  5/12 rounds"]
     assert next(line for line in lines if "failed:" in line).endswith("bad: failed: it broke.")
-    assert lines[-1] == "running  1 of 3 runs were finished before"
     assert any("left" in line for line in lines)
 
 

@@ -26,3 +26,5 @@ def test_rows_that_do_not_fit_go_to_the_host(capsys: pytest.CaptureFixture) -> N
     assert main([*words, "2"]) == 2
     error = capsys.readouterr().err
     assert "are free, which is enough for 0" in error and len(error.splitlines()) == 1
+    assert main([*words, "-1"]) == 2
+    assert "--memory -1 is not positive" in capsys.readouterr().err

@@ -105,6 +105,7 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("mlp:0", "as mlp:200,100"),
         ("vgg11:64", "vgg11 takes no sizes"),
         ("no_such_package.nets:net", "cannot import no_such_package.nets: ModuleNotFoundError"),
+        ("no_such_package.nets:net", "or name that in PYTHONPATH"),
         (":net", "cannot import"),
         ("..:net", "cannot import"),
         ("failing_nets:net", "No module named 'not_a_module_at_all'"),

@@ -42,7 +42,7 @@ class _Tally:
         self.rounds = [0] * len(jobs)
         self.scores = [""] * len(jobs)
         self.total = sum(job.rounds for job in jobs)
-        self.ended = self.failed = self.found = self.here = 0
+        self.ended = self.failed = self.here = 0
         self.began = time.monotonic()
 
     def take(self, news: News) -> None:
@@ -51,7 +51,6 @@ class _Tally:
         if news.state == "running" and not first:
             # Of a run that is continued only what is done here says how fast it goes.
             self.here += news.round - self.rounds[news.job]
-        self.found += first and news.state == "finished"
         self.rounds[news.job] = job.rounds if news.state == "failed" else news.round
         self.ended += news.state != "running"
         self.failed += news.state == "failed"
@@ -83,6 +82,8 @@ class _Tally:
 @contextmanager
 def _lines(tally: _Tally) -> Iterator[Tell]:
     said = time.monotonic()
+    if found := sum(job.finished for job in tally.jobs):
+        print(f"{tally.title}  {found} of {len(tally.jobs)} runs were finished before", flush=True)
 
     def tell(news: News) -> None:
         nonlocal said
@@ -94,8 +95,6 @@ def _lines(tally: _Tally) -> Iterator[Tell]:
             print(f"{tally.title}  {tally}  {line}", flush=True)
 
     yield tell
-    if tally.found:
-        print(f"{tally.title}  {tally.found} of {len(tally.jobs)} runs were finished before", flush=True)
 
 
 @contextmanager

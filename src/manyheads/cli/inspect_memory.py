@@ -3,6 +3,7 @@
 import argparse
 
 from manyheads.cli.parser import Commands, Parser
+from manyheads.errors import UserError
 
 
 def add(commands: Commands) -> None:
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.initial import initial_model
     from manyheads.session import deal, pick_device, resolve
 
+    if args.memory is not None and not args.memory > 0:
+        raise UserError(f"--memory {args.memory:g} is not positive: give the GB that a GPU has.")
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)

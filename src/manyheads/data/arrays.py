@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from manyheads.data.dataset import Dataset, standardise
+from manyheads.data.dataset import Dataset, check_finite, standardise
 from manyheads.data.files import find, missing, search_path
 from manyheads.errors import UserError
 from manyheads.randomness import generator
@@ -188,13 +188,19 @@ def _columns(data: TorchDataset) -> tuple[list[Any], list[Any]]:
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Those of the named arrays that an npz file has; nothing in it is unpickled."""
     try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            return {name: stored[name] for name in names if name in stored}
+        with path.open("rb") as file:
+            # Of a file of another kind numpy says that it might be unpickled, which is no advice to pass on.
+            if not zipfile.is_zipfile(file):
+                raise zipfile.BadZipFile("no zip archive")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                return {name: stored[name] for name in names if name in stored}
     except FileNotFoundError:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
-            f"{path} is not an npz of plain arrays, or is damaged ({error}): save it again with numpy.savez."
+            f"{path} is not an npz of plain arrays, or is damaged ({error}): "
+            "save it again with numpy.savez, numbers and no objects."
         ) from None
 
 
@@ -241,6 +247,7 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
         if inputs.dtype == np.uint8:
             values.div_(255)
         kind = np.float32 if targets.dtype.kind == "f" else np.int64
+        check_finite(f"{where}: x", values)
         return values, torch.from_numpy(targets.astype(kind))
 
 

@@ -91,7 +91,9 @@ def _factory(spec: str) -> Callable[..., nn.Module]:
     try:
         module = importlib.import_module(name)
     except Exception as error:
-        raise UserError(f"model '{spec}': cannot import {name}: {_one_line(error)}") from error
+        absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
+        hint = ": start in the folder it lies in, or name that in PYTHONPATH." if absent else ""
+        raise UserError(f"model '{spec}': cannot import {name}: {_one_line(error)}{hint}") from error
     if rest not in vars(module):
         near = get_close_matches(rest, vars(module), n=1)
         raise UserError(f"model '{spec}': {name} has no '{rest}'." + (f" Did you mean '{near[0]}'?" if near else ""))
