@@ -58,6 +58,7 @@ class LocalEngine:
         return Fit(moved, tracked, loss)
 
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
+        @torch.no_grad()
         def score(row: int) -> tuple[Tensor, Tensor, Tensor]:
             model = self._model(params, buffers, row)
             model.eval()
@@ -75,8 +76,7 @@ class LocalEngine:
                 count += weight.sum(dtype=torch.float64)
             return metric / count, loss / count, torch.tensor(here.stop - here.start)
 
-        with torch.no_grad():
-            scores = self._each(score, range(shards.num_workers), no_grad=True)
+        scores = self._each(score, range(shards.num_workers))
         columns = [torch.stack(column) for column in zip(*scores, strict=True)]
         return Evaluation(*columns)
 
@@ -231,13 +231,10 @@ class LocalEngine:
             self._own.model = copy.deepcopy(self.work.model)
         return self._own.model
 
-    def _each(self, work: Callable[..., Result], items: Sequence, *, no_grad: bool = False) -> list[Result]:
+    def _each(self, work: Callable[..., Result], items: Sequence) -> list[Result]:
         """``work`` on every item, one single-threaded thread per core, results in order."""
-
-        def run(item: object) -> Result:
-            with torch.set_grad_enabled(not no_grad):
-                return work(item)
-
+        # Whatever the caller's mode: a thread has one of its own.
+        run = torch.enable_grad()(work)
         if self.device.type != "cpu":
             return [run(item) for item in items]
         if self.threads == 1 or len(items) < 2:
