@@ -123,6 +123,10 @@ def test_a_regression_needs_a_loss_and_is_scored_by_it(lab):
     def squares(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (output - y).square().mean(1)
 
+    for wrong in ({"loss": torch.nn.functional.mse_loss}, {"loss": squares, "metric": torch.nn.functional.mse_loss}):
+        with pytest.raises(UserError, match=r"gives \[\] for 3 samples: it must give one number a sample"):
+            lab.opened(lab.tiny(DePRL(), data=numbers, **wrong))
+
     experiment = lab.tiny(DePRL(), data=numbers, loss=squares, rounds=6)
     records = list(train(experiment, lab.cpu))
     assert records[-1].train_loss < records[0].train_loss

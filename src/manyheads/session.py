@@ -134,7 +134,8 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     if has_batchnorm(model) and experiment.batch_size == 1:
         raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
     if federation.num_classes is None and experiment.loss is None:
-        raise UserError("the data's targets are numbers, not classes: give a loss (and a metric) in Python.")
+        raise UserError("the targets are floats, not classes: give whole numbers, or a loss (and a metric) in Python.")
+    _check_per_sample(experiment, model, federation)
     loss = experiment.loss or cross_entropy
     workload = Workload(
         model=copy.deepcopy(model).to(device),
@@ -305,6 +306,22 @@ def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype)
 def _given(value: Value | None) -> Value:
     assert value is not None, "an experiment is completed before it is used"
     return value
+
+
+def _check_per_sample(experiment: Experiment, model: torch.nn.Module, federation: Federation) -> None:
+    """Try the user's own loss and metric on a few samples: each must give a number for every one."""
+    given = {"loss": experiment.loss, "metric": experiment.metric}
+    x, y = federation.train.x[:3].to(experiment.dtype), federation.train.y[:3]
+    for name, function in given.items():
+        if function is None:
+            continue
+        with torch.no_grad():
+            found = function(copy.deepcopy(model).eval()(x), y.to(x.dtype) if y.is_floating_point() else y)
+        if found.shape != x.shape[:1]:
+            raise UserError(
+                f"the {name} gives {list(found.shape)} for {len(x)} samples: it must give one number a sample, "
+                f"[{len(x)}], not their mean or sum."
+            )
 
 
 def _negative(loss: Loss) -> Loss:
