@@ -1,13 +1,17 @@
-"""When a run is kept: as often as asked for, or as its share of the time allows; and taken up as it was."""
+"""When a run is kept, that it is taken up as it was, and what is kept of it at its end."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from manyheads.algorithms import DePRL
+from manyheads.algorithms import DPSGD, REGISTRY, DePRL, Local
 from manyheads.checkpoint import latest_round
+from manyheads.metrics.similarity import mean_off_diagonal
+from manyheads.rounds import run, train
 from manyheads.saver import Saver, restore
 from manyheads.store import RunDirectory
 
@@ -67,3 +71,45 @@ def test_a_run_is_taken_up_as_it_was(made):
     assert all(torch.equal(leaf, again.params[name]) for name, leaf in state.params.items())
     counted = other.session.ctx.network.traffic
     assert (counted.sent == traffic.sent).all() and counted.on_wire == 5
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_similarities_of_every_algorithm(name: str, lab, tmp_path: Path):
+    out = tmp_path / "run"
+    list(train(lab.tiny(REGISTRY[name]()), replace(lab.cpu, out=out)))
+    maps = load_file(out / "similarity.safetensors")
+    assert maps.keys() == {"data", "heads", "representations"}
+    summary = json.loads((out / "summary.json").read_text())
+    for kind, matrix in maps.items():
+        assert matrix.shape == (4, 4)
+        assert torch.equal(matrix, matrix.T)
+        assert torch.allclose(matrix.diagonal(), torch.ones(4))
+        assert summary[f"similarity_{kind}"] == mean_off_diagonal(matrix)
+
+
+def test_a_server_makes_all_alike_and_training_alone_does_not(lab, tmp_path: Path):
+    kept = {}
+    for algorithm in (REGISTRY["fedrep"](), Local(), DePRL()):
+        out = tmp_path / algorithm.name
+        list(train(lab.tiny(algorithm), replace(lab.cpu, out=out)))
+        kept[algorithm.name] = json.loads((out / "summary.json").read_text())
+    assert kept["fedrep"]["similarity_representations"] == 1.0
+    assert kept["local"]["similarity_representations"] < kept["deprl"]["similarity_representations"] < 1
+    assert kept["fedrep"]["similarity_data"] == kept["local"]["similarity_data"]
+
+
+def test_a_net_that_is_all_head_has_no_representations(lab, tmp_path: Path):
+    out = tmp_path / "run"
+    list(train(lab.tiny(DPSGD(), head="all"), replace(lab.cpu, out=out)))
+    assert load_file(out / "similarity.safetensors").keys() == {"data", "heads"}
+
+
+def test_private_heads_stay_where_they_are(lab, tmp_path: Path):
+    session = lab.opened(lab.tiny(DePRL()))
+    session.ctx.network.may_gather_private = False
+    out = tmp_path / "run"
+    list(run(replace(session, runtime=replace(lab.cpu, out=out))))
+    assert not (out / "similarity.safetensors").exists()
+    summary = json.loads((out / "summary.json").read_text())
+    assert not [name for name in summary if name.startswith("similarity")]
+    assert any("heads stay" in note for note in summary["notes"])

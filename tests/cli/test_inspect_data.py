@@ -22,23 +22,8 @@ def test_digits(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, 
 def test_a_regression_has_no_map(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     np.savez(tmp_path / "r.npz", x=np.random.default_rng(0).random((60, 2)), y=np.linspace(0, 1, 60))
     out = tmp_path / "map.png"
-    assert (
-        main(
-            [
-                "inspect",
-                "data",
-                "--data",
-                str(tmp_path / "r.npz"),
-                "--workers",
-                "3",
-                "--split",
-                "iid",
-                "--out",
-                str(out),
-            ]
-        )
-        == 0
-    )
+    words = ["--data", str(tmp_path / "r.npz"), "--workers", "3", "--split", "iid", "--out", str(out)]
+    assert main(["inspect", "data", *words]) == 0
     assert "│" not in capsys.readouterr().out
     assert not out.exists()
 
