@@ -77,6 +77,8 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     (header,) = (line for line in lines if line.startswith("validation accuracy"))
     assert header.split()[-5:] == ["1e-09", "0.5", "lr", "head", "lr"]
     assert "note: deprl: the best rate is the first or last that was tried." in lines
+    assert all(": validation " in line for line in lines if line.startswith("tuning") and " × " in line)
+    assert any(": validation " in line for line in lines)
     before = _runs("tuned")
     again = _compare(capsys, *words)
     assert [line for line in again if line.startswith(("tuning", "running"))] == [

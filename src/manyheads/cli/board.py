@@ -14,9 +14,14 @@ _PATIENCE_SECONDS = 10.0
 Tell = Callable[[News], None]
 
 
-def follow(news: Iterable[News], jobs: Sequence[Job], title: str, *, quiet: bool = False) -> dict[str, News]:
-    """Show the jobs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed."""
-    tally = _Tally(jobs, title)
+def follow(
+    news: Iterable[News], jobs: Sequence[Job], title: str, *, validation: bool = False, quiet: bool = False
+) -> dict[str, News]:
+    """Show the jobs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed.
+
+    With ``validation`` the scores shown are those on the validation split, by which rates are chosen.
+    """
+    tally = _Tally(jobs, title, ("validation", "accuracy_validation") if validation else ("accuracy", "accuracy_mean"))
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
     if not quiet:
         display = _live(tally) if sys.stdout.isatty() else _lines(tally)
@@ -37,8 +42,8 @@ def follow(news: Iterable[News], jobs: Sequence[Job], title: str, *, quiet: bool
 class _Tally:
     """How far all jobs together are."""
 
-    def __init__(self, jobs: Sequence[Job], title: str) -> None:
-        self.jobs, self.title = jobs, title
+    def __init__(self, jobs: Sequence[Job], title: str, score: tuple[str, str]) -> None:
+        self.jobs, self.title, self.score = jobs, title, score
         self.rounds = [0] * len(jobs)
         self.scores = [""] * len(jobs)
         self.total = sum(job.rounds for job in jobs)
@@ -55,7 +60,8 @@ class _Tally:
         self.ended += news.state != "running"
         self.failed += news.state == "failed"
         if news.record is not None:
-            self.scores[news.job] = f"accuracy {score(news.record.metrics(), 'accuracy_mean')}"
+            word, field = self.score
+            self.scores[news.job] = f"{word} {score(news.record.metrics(), field)}"
 
     @property
     def done(self) -> int:

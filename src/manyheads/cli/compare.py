@@ -134,7 +134,7 @@ def _run(jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, quiet: bool) 
     from manyheads.compare import run_jobs
 
     with closing(run_jobs(jobs, runtime)) as news:
-        return follow(news, jobs, title, quiet=quiet)
+        return follow(news, jobs, title, validation=title == "tuning", quiet=quiet)
 
 
 def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
