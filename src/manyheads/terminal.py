@@ -94,11 +94,16 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     return table([tuple(line) for line in zip(*header, strict=True)], body)
 
 
+def rounds(count: int) -> str:
+    """So many rounds, in words."""
+    return f"{count} round{'s' * (count != 1)}"
+
+
 def summary_line(summary: Mapping[str, Any]) -> str:
     """The outcome of a run in one line."""
     return (
         f"{summary['algorithm']}: accuracy {score(summary, 'accuracy_mean')}, worst tenth "
-        f"{score(summary, 'accuracy_worst10')}, {summary['rounds']} rounds, {human_seconds(summary['seconds'])}"
+        f"{score(summary, 'accuracy_worst10')}, {rounds(summary['rounds'])}, {human_seconds(summary['seconds'])}"
     )
 
 

@@ -87,7 +87,7 @@ class _Tally:
 
 @contextmanager
 def _lines(tally: _Tally) -> Iterator[Tell]:
-    said = time.monotonic()
+    said = time.monotonic() - _PATIENCE_SECONDS
     if found := sum(job.finished for job in tally.jobs):
         print(f"{tally.title}  {found} of {len(tally.jobs)} runs were finished before", flush=True)
 

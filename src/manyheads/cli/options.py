@@ -126,9 +126,16 @@ def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
     return {name: vars(args)[name] for name in options_of(owner) if name in args}
 
 
+def _read(path: Path) -> Experiment:
+    try:
+        return Experiment.from_json(path.read_text(encoding="utf-8"))
+    except (UserError, UnicodeDecodeError) as error:
+        raise UserError(f"--from {path}: {error}") from None
+
+
 def experiments(args: argparse.Namespace) -> list[Experiment]:
     """The experiments that were asked for: every combination of the values given, algorithm by algorithm."""
-    base = None if args.source is None else Experiment.from_json(args.source.read_text(encoding="utf-8"))
+    base = None if args.source is None else _read(args.source)
     names = _listed(args.algorithm)
     if names == [None]:
         if base is None:

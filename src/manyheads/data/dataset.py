@@ -75,7 +75,7 @@ def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classe
     low, high = int(y.min()), int(y.max())
     if low < 0 or high >= num_classes:
         wrong = low if low < 0 else high
-        raise UserError(f"{part} has label {wrong}; labels must lie in 0..{num_classes - 1}.")
+        raise UserError(f"{part} has label {wrong}, not one of 0..{num_classes - 1}: number the classes from 0.")
 
 
 def check_finite(part: str, values: Tensor) -> None:

@@ -32,7 +32,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
 def sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
     """Train samples of each worker, [N]: those of others only where a server weighs workers by them, else 0."""
     own = torch.tensor(federation.train.sizes)
-    if algorithm.server and getattr(algorithm, "weighting", "") == "samples":
+    if algorithm.server and getattr(algorithm, "weighting", "samples") == "samples":
         return network.gather(own).numpy()
     sizes = np.zeros(network.num_workers, dtype=np.int64)
     sizes[network.workers.start : network.workers.stop] = own
