@@ -1,6 +1,6 @@
 """``manyheads inspect``: what would run, and what has run."""
 
-from manyheads.cli import inspect_data, inspect_graph, inspect_memory, inspect_run, inspect_speed
+from manyheads.cli import inspect_constants, inspect_data, inspect_graph, inspect_memory, inspect_run, inspect_speed
 from manyheads.cli.parser import Commands
 
 
@@ -13,5 +13,5 @@ def add(commands: Commands) -> None:
     )
     parser.set_defaults(run=lambda args: parser.print_help())
     inner = parser.add_commands()
-    for command in (inspect_graph, inspect_data, inspect_speed, inspect_memory, inspect_run):
+    for command in (inspect_graph, inspect_data, inspect_speed, inspect_memory, inspect_run, inspect_constants):
         command.add(inner)

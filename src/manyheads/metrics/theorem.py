@@ -79,7 +79,7 @@ def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -
     gap = spectral(mixing).gap
     said = "vacuous" if found.vacuous else "within reach"
     return [
-        ("theorem 1", f"its constants for L = {lipschitz:g}, tau = {tau} ({said}), beside the spectral gap"),
+        ("theorem 1", f"its constants for L = {lipschitz:.3g}, tau = {tau} ({said}), beside the spectral gap"),
         ("  C", _power(found.c)),
         ("  1 - q", f"{_power(found.one_minus_q)} (spectral gap {_power(log10(gap) if gap > 0 else -inf)})"),
         ("  largest beta", f"{_power(found.beta)} (rule of thumb: a share of gap / L = {gap / lipschitz:.2g})"),

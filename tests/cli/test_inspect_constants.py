@@ -1,0 +1,36 @@
+"""``inspect constants``: estimates at the end of a run, through the command line."""
+
+from pathlib import Path
+
+import pytest
+
+from manyheads.cli import main
+
+
+@pytest.fixture
+def trained(tmp_path: Path, capsys: pytest.CaptureFixture):
+    def train(algorithm: str) -> Path:
+        out = tmp_path / algorithm
+        words = ["--workers", "4", "--model", "mlp:8", "--rounds", "1", "--out", str(out), "--quiet"]
+        assert main(["train", algorithm, *words]) == 0
+        capsys.readouterr()
+        return out
+
+    return train
+
+
+def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", "constants", str(trained("deprl"))]) == 0
+    found = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
+    assert found["after round"].strip() == "1"
+    smoothness = [float(word) for word in found["L"].split() if word[0].isdigit()]
+    assert len(smoothness) == 2 and min(smoothness) > 0
+    # The theorem is asked with what was measured, not with L = 1.
+    assert f"L = {max(smoothness):.3g}, tau = 2" in found["theorem 1"]
+    assert all(float(found[name].split()[0].rstrip(":")) > 0 for name in ("sigma^2", "varsigma^2"))
+
+
+def test_two_heads_are_not_what_the_theory_is_about(trained, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", "constants", str(trained("fedrod"))]) == 2
+    error = capsys.readouterr().err
+    assert "no representation with one head" in error and len(error.splitlines()) == 1
