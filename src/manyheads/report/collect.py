@@ -99,6 +99,12 @@ def find_runs(folder: Path) -> Found:
     return Found(folder, list(runs.values()), unfinished, repeated)
 
 
+def rejected(folder: Path) -> list[Finished]:
+    """The finished runs whose rates were not chosen when the comparison in a folder was tuned."""
+    found = (_read(path, _description(path)) for path in _run_folders(folder / TUNING))
+    return [run for run in found if run is not None]
+
+
 def _run_folders(folder: Path) -> Iterator[Path]:
     """Every run directory, in the order of their paths; what lies inside one belongs to it.
 

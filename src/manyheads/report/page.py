@@ -8,7 +8,7 @@ from typing import Any
 
 import manyheads
 from manyheads.files import disk_errors, write_atomically
-from manyheads.report import findings, mixing, options, table
+from manyheads.report import findings, mixing, options, rates, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
 from manyheads.report.comparison import Comparison, shown, words
 from manyheads.report.spreadsheets import csv_files
@@ -82,6 +82,7 @@ def _render(
         shared=options.shared_options(comparison),
         own=[(system.label, options.own_options(system)) for system in comparison.systems],
         apart=options.options_apart(comparison),
+        tried=rates.tried(comparison),
         notes=_distinct(str(note) for summary in summaries for note in summary.get("notes") or []),
         runtimes=_distinct(map(_runtime, summaries)),
         csv_names=csv_names,

@@ -3,12 +3,14 @@
 import csv
 import io
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, slugs
 from manyheads.report.mixing import mixed_by
 from manyheads.report.numbers import at_end, best_system, curve, difference
+from manyheads.report.rates import tried
 from manyheads.report.table import COLUMNS
 
 Line = dict[str, Any]
@@ -23,6 +25,8 @@ def csv_files(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "workers.csv", _csv(_of_runs(comparison, _workers))
     yield "mixing.csv", _csv(_of_runs(comparison, _mixing))
     yield "options.csv", _csv(_of_runs(comparison, lambda run: [{**run.options, **run.own}]))
+    if rates := tried(comparison):
+        yield "rates.csv", _csv(map(asdict, rates))
     yield from _similarities(comparison)
 
 

@@ -1,0 +1,49 @@
+"""The rates that were tried before a comparison, and what each scored on the held-out samples."""
+
+import json
+from dataclasses import dataclass
+
+from manyheads.report.collect import Finished, rejected
+from manyheads.report.comparison import Comparison
+
+_RATES = ("lr", "head_lr")
+_SCORE = "accuracy_validation"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One pair of rates of a system in a setting."""
+
+    system: str
+    setting: str
+    lr: float
+    head_lr: float
+    score: float
+    """Validation accuracy after the last round, of the seed that rates were chosen with."""
+    chosen: bool
+
+
+def tried(comparison: Comparison) -> list[Tried]:
+    """Every pair that was tried, system by system and the lowest rates first; nothing where nothing was tuned."""
+    others: dict[str, list[Finished]] = {}
+    for run in rejected(comparison.folder):
+        others.setdefault(_but_for_rates(run), []).append(run)
+    found = []
+    for (i, j), runs in sorted(comparison.cells.items()):
+        for run in runs:
+            # A system that does not look at the grid has the same run in every setting.
+            if beside := others.pop(_but_for_rates(run), None):
+                pairs = sorted([(run, True), *((one, False) for one in beside)], key=lambda pair: pair[0].options["lr"])
+                label, setting = comparison.systems[i].label, str(comparison.settings[j])
+                found += [
+                    Tried(label, setting, one.options["lr"], one.options["head_lr"], one.summary[_SCORE], chosen)
+                    for one, chosen in pairs
+                    if one.summary.get(_SCORE) is not None
+                ]
+    return found
+
+
+def _but_for_rates(run: Finished) -> str:
+    """What a run computes, rates left open."""
+    options = {name: value for name, value in run.options.items() if name not in _RATES}
+    return json.dumps([run.algorithm, run.own, options], sort_keys=True)

@@ -1,0 +1,41 @@
+import csv
+import json
+from pathlib import Path
+
+from manyheads.report import write
+from manyheads.report.comparison import collect
+from manyheads.report.rates import tried
+
+
+def score(path: Path, value: float) -> None:
+    file = path / "summary.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "accuracy_validation": value}))
+
+
+def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run):
+    for seed in (1, 2):
+        score(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed, lr=0.2, head_lr=0.1), 0.9)
+        write_run(tmp_path / f"local{seed}", "local", seed=seed, lr=0.2, head_lr=0.1)
+    for lr, value in ((0.4, 0.8), (0.1, 0.7)):
+        score(write_run(tmp_path / "tuning" / f"{lr}", "deprl", seed=1, lr=lr, head_lr=lr / 2), value)
+    write_run(tmp_path / "tuning" / "failed", "deprl", seed=1, lr=0.8, head_lr=0.4, finished=False)
+    write_run(tmp_path / "tuning" / "of-no-system-here", "d-psgd", seed=1, lr=0.8, head_lr=0.4)
+    comparison = collect(tmp_path)
+    found = [(one.system, one.lr, one.head_lr, one.score, one.chosen) for one in tried(comparison)]
+    assert found == [
+        ("DePRL", 0.1, 0.05, 0.7, False),
+        ("DePRL", 0.2, 0.1, 0.9, True),
+        ("DePRL", 0.4, 0.2, 0.8, False),
+    ]
+    page = write(comparison).read_text()
+    assert "Rates that were tried" in page and "90.0<span" in page
+    lines = list(csv.DictReader((tmp_path / "csv" / "rates.csv").read_text().splitlines()))
+    assert [line["chosen"] for line in lines] == ["False", "True", "False"]
+
+
+def test_nothing_is_said_where_nothing_was_tuned(tmp_path: Path, write_run):
+    write_run(tmp_path / "run")
+    comparison = collect(tmp_path)
+    assert tried(comparison) == []
+    assert "Rates that were tried" not in write(comparison).read_text()
+    assert not (tmp_path / "csv" / "rates.csv").exists()
