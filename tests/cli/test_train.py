@@ -113,6 +113,13 @@ def test_a_net_of_ones_own(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mo
     assert Run.open("run").experiment.model == "net_of_mine:net"
 
 
+@pytest.mark.parametrize(("rate", "said"), [("1e-9", True), ("0.2", False)])
+def test_a_run_that_learned_nothing_says_so(rate: str, said: bool, capsys: pytest.CaptureFixture) -> None:
+    words = ["--workers", "4", "--split", "iid", "--rounds", "3", "--lr", rate, "--head-lr", rate]
+    assert main(["train", "deprl", *words]) == 0
+    assert ("most frequent class" in capsys.readouterr().out) == said
+
+
 def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     train = import_module("manyheads.rounds")
     real = train.run

@@ -73,6 +73,9 @@ def train(session: "Session", *, quiet: bool) -> None:
     summary = Run.open(folder).summary()
     assert summary is not None, "a run that ends has a summary"
     print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table([summary])}\n")
+    accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
+    if not quiet and None not in (accuracy, floor) and accuracy <= floor:
+        print("No better than naming each worker's most frequent class: try more --rounds, or a larger --lr.\n")
     print(folder)
 
 
