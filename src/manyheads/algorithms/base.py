@@ -1,8 +1,9 @@
 """What an algorithm is, and what it may use: its state, its context, and the few moves that algorithms share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -135,38 +136,44 @@ class Context:
         return merge(state, rows)
 
 
-class Algorithm(Protocol):
-    """A frozen dataclass whose fields are the hyper-parameters. A round is ``local`` and ``mix``, in its ``order``."""
+class Algorithm(ABC):
+    """A frozen dataclass whose fields are the hyper-parameters. A round is ``local`` and ``mix``, in its ``order``.
+
+    What most have in common is said here; each says the rest.
+    """
 
     name: ClassVar[str]
     title: ClassVar[str]
-    private: ClassVar[frozenset[str]]
+    private: ClassVar[frozenset[str]] = frozenset()
     """Groups that never leave their worker."""
-    server: ClassVar[bool]
+    server: ClassVar[bool] = False
     """Whether a parameter server takes the graph's place."""
-    row_stochastic: ClassVar[bool]
+    row_stochastic: ClassVar[bool] = False
     """Whether it is content with a P whose rows alone sum to 1."""
-    uses_rounds: ClassVar[bool]
+    uses_rounds: ClassVar[bool] = False
     """Whether a schedule of its own depends on the number of rounds."""
-    extra_rows: ClassVar[float]
+    extra_rows: ClassVar[float] = 0.0
     """What a state holds of a worker beside its net, in sizes of that: masks, a second model."""
 
-    @property
-    def order(self) -> Literal["train-mix", "mix-train"]: ...
+    order: Literal["train-mix", "mix-train"] = "train-mix"
+    """A fact of most, an option of some."""
 
     def prepare(self, model: Split) -> Split:
         """The net it trains, made out of the one the user chose."""
-        ...
+        return model
 
-    def init(self, ctx: Context) -> State: ...
+    def init(self, ctx: Context) -> State:
+        return ctx.initial
 
+    @abstractmethod
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]: ...
 
+    @abstractmethod
     def mix(self, state: State, round: int, ctx: Context) -> State: ...
 
     def models(self, state: State, ctx: Context) -> State:
         """What each worker would deploy."""
-        ...
+        return state
 
 
 def round_half_up(x: float) -> int:

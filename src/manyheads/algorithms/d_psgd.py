@@ -15,13 +15,12 @@ DePRL's comparison.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State, amount
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount
 from manyheads.algorithms.phases import WHOLE, train_whole
-from manyheads.models.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class DPSGD:
+class DPSGD(Algorithm):
     epochs: int = 3
     """Passes over the local samples."""
     steps: int | None = None
@@ -33,17 +32,6 @@ class DPSGD:
 
     name: ClassVar[str] = "d-psgd"
     title: ClassVar[str] = "D-PSGD"
-    private: ClassVar[frozenset[str]] = frozenset()
-    server: ClassVar[bool] = False
-    row_stochastic: ClassVar[bool] = False
-    uses_rounds: ClassVar[bool] = False
-    extra_rows: ClassVar[float] = 0.0
-
-    def prepare(self, model: Split) -> Split:
-        return model
-
-    def init(self, ctx: Context) -> State:
-        return ctx.initial
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_whole(state, round, ctx, amount(self.epochs, self.steps), ctx.present(round))

@@ -17,13 +17,12 @@ theta(k, tau), not theta(k, tau - 1).
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State, amount, merge
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, merge
 from manyheads.algorithms.phases import REPRESENTATION, train_alternating
-from manyheads.models.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class DePRL:
+class DePRL(Algorithm):
     head_epochs: int = 2
     """Passes over the local samples that move the head."""
     head_steps: int | None = None
@@ -42,13 +41,6 @@ class DePRL:
     name: ClassVar[str] = "deprl"
     title: ClassVar[str] = "DePRL"
     private: ClassVar[frozenset[str]] = frozenset({"head"})
-    server: ClassVar[bool] = False
-    row_stochastic: ClassVar[bool] = False
-    uses_rounds: ClassVar[bool] = False
-    extra_rows: ClassVar[float] = 0.0
-
-    def prepare(self, model: Split) -> Split:
-        return model
 
     def init(self, ctx: Context) -> State:
         return merge(ctx.initial, ctx.random_heads)
@@ -59,6 +51,3 @@ class DePRL:
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return ctx.mix(state, REPRESENTATION, round)
-
-    def models(self, state: State, ctx: Context) -> State:
-        return state

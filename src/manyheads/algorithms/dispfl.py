@@ -25,10 +25,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Log, State, amount, check_share, run_phases
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, run_phases
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import Phase, Steps
-from manyheads.models.split import Split
 from manyheads.randomness import hashed, key
 from manyheads.tree import Params, add_prefix, select, strip_prefix, with_rows
 
@@ -37,7 +36,7 @@ _MASK = (1 << 63) - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class DisPFL:
+class DisPFL(Algorithm):
     density: float = 0.5
     """Part of the weights that each worker keeps."""
     sparsity: Literal["erk", "uniform"] = "erk"
@@ -56,7 +55,6 @@ class DisPFL:
     name: ClassVar[str] = "dispfl"
     title: ClassVar[str] = "DisPFL"
     private: ClassVar[frozenset[str]] = frozenset({NEXT})
-    server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = True
     uses_rounds: ClassVar[bool] = True
     extra_rows: ClassVar[float] = 0.5
@@ -64,9 +62,6 @@ class DisPFL:
     def __post_init__(self) -> None:
         check_share("density", self.density)
         check_share("anneal", self.anneal, zero=True)
-
-    def prepare(self, model: Split) -> Split:
-        return model
 
     def init(self, ctx: Context) -> State:
         weights = ctx.initial.params

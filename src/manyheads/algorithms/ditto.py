@@ -16,20 +16,19 @@ statistics.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from manyheads.algorithms.base import Context, Log, State, amount, check_share, run_phases
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, run_phases
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.engine.phase import SGD, Phase
-from manyheads.models.split import Split
 from manyheads.tree import add_prefix, clone, select, strip_prefix
 
 PERSONAL = "personal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto:
+class Ditto(Algorithm):
     lam: float = 1.0
     """Strength of the pull towards the received global model."""
     epochs: int = 3
@@ -45,19 +44,10 @@ class Ditto:
     title: ClassVar[str] = "Ditto"
     private: ClassVar[frozenset[str]] = frozenset({PERSONAL})
     server: ClassVar[bool] = True
-    row_stochastic: ClassVar[bool] = False
-    uses_rounds: ClassVar[bool] = False
     extra_rows: ClassVar[float] = 1.0
-
-    @property
-    def order(self) -> Literal["train-mix"]:
-        return "train-mix"
 
     def __post_init__(self) -> None:
         check_share("participation", self.participation)
-
-    def prepare(self, model: Split) -> Split:
-        return model
 
     def init(self, ctx: Context) -> State:
         params, buffers = ctx.initial.params, ctx.initial.buffers

@@ -10,16 +10,15 @@ Differences: all workers take part by default, as in DePRL's comparison (``parti
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from manyheads.algorithms.base import Context, Log, State, amount, check_share
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.algorithms.server import Weighting, server_weights
-from manyheads.models.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg:
+class FedAvg(Algorithm):
     epochs: int = 3
     """Passes over the local samples."""
     steps: int | None = None
@@ -31,24 +30,10 @@ class FedAvg:
 
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
-    private: ClassVar[frozenset[str]] = frozenset()
     server: ClassVar[bool] = True
-    row_stochastic: ClassVar[bool] = False
-    uses_rounds: ClassVar[bool] = False
-    extra_rows: ClassVar[float] = 0.0
-
-    @property
-    def order(self) -> Literal["train-mix"]:
-        return "train-mix"
 
     def __post_init__(self) -> None:
         check_share("participation", self.participation)
-
-    def prepare(self, model: Split) -> Split:
-        return model
-
-    def init(self, ctx: Context) -> State:
-        return ctx.initial
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         rows = ctx.rows(ctx.participants(round, self.participation))
@@ -56,6 +41,3 @@ class FedAvg:
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return ctx.average(state, WHOLE, server_weights(ctx, round, self.weighting, self.participation))
-
-    def models(self, state: State, ctx: Context) -> State:
-        return state

@@ -13,14 +13,13 @@ end; all workers take part by default.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State, amount, check_share, merge
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, merge
 from manyheads.algorithms.phases import REPRESENTATION, train_alternating
 from manyheads.algorithms.server import Weighting, server_weights
-from manyheads.models.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep:
+class FedRep(Algorithm):
     head_epochs: int = 2
     """Passes over the local samples that move the head."""
     head_steps: int | None = None
@@ -42,19 +41,9 @@ class FedRep:
     title: ClassVar[str] = "FedRep"
     private: ClassVar[frozenset[str]] = frozenset({"head"})
     server: ClassVar[bool] = True
-    row_stochastic: ClassVar[bool] = False
-    uses_rounds: ClassVar[bool] = False
-    extra_rows: ClassVar[float] = 0.0
-
-    @property
-    def order(self) -> Literal["train-mix"]:
-        return "train-mix"
 
     def __post_init__(self) -> None:
         check_share("participation", self.participation)
-
-    def prepare(self, model: Split) -> Split:
-        return model
 
     def init(self, ctx: Context) -> State:
         return merge(ctx.initial, ctx.random_heads)
@@ -66,6 +55,3 @@ class FedRep:
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return ctx.average(state, REPRESENTATION, server_weights(ctx, round, self.weighting, self.participation))
-
-    def models(self, state: State, ctx: Context) -> State:
-        return state

@@ -16,12 +16,12 @@ that a worker does not have are masked out instead of log 0.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Log, State, amount, check_share, run_phases
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, run_phases
 from manyheads.algorithms.server import Weighting, server_weights
 from manyheads.engine.phase import Phase, cross_entropy
 from manyheads.errors import UserError
@@ -34,7 +34,7 @@ _ABSENT = -1e4
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRoD:
+class FedRoD(Algorithm):
     epochs: int = 3
     """Passes over the local samples."""
     steps: int | None = None
@@ -48,13 +48,6 @@ class FedRoD:
     title: ClassVar[str] = "FedRoD"
     private: ClassVar[frozenset[str]] = frozenset({"head"})
     server: ClassVar[bool] = True
-    row_stochastic: ClassVar[bool] = False
-    uses_rounds: ClassVar[bool] = False
-    extra_rows: ClassVar[float] = 0.0
-
-    @property
-    def order(self) -> Literal["train-mix"]:
-        return "train-mix"
 
     def __post_init__(self) -> None:
         check_share("participation", self.participation)
@@ -96,9 +89,6 @@ class FedRoD:
     def mix(self, state: State, round: int, ctx: Context) -> State:
         weights = server_weights(ctx, round, self.weighting, self.participation)
         return ctx.average(state, {"representation", GENERIC}, weights)
-
-    def models(self, state: State, ctx: Context) -> State:
-        return state
 
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:

@@ -10,14 +10,13 @@ of a net that was learned without a head of its own the last layer is relearned.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State
+from manyheads.algorithms.base import Algorithm, Context, Log, State
 from manyheads.algorithms.phases import WHOLE, train_alternating
 from manyheads.engine.phase import Epochs
-from manyheads.models.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)
-class Join:
+class Join(Algorithm):
     run: str = ""
     """Id of the run that learned the representation."""
     learned: str = ""
@@ -30,26 +29,10 @@ class Join:
     name: ClassVar[str] = "join"
     title: ClassVar[str] = "New workers"
     private: ClassVar[frozenset[str]] = WHOLE
-    server: ClassVar[bool] = False
     row_stochastic: ClassVar[bool] = True
-    uses_rounds: ClassVar[bool] = False
-    extra_rows: ClassVar[float] = 0.0
-
-    @property
-    def order(self) -> Literal["train-mix"]:
-        return "train-mix"
-
-    def prepare(self, model: Split) -> Split:
-        return model
-
-    def init(self, ctx: Context) -> State:
-        return ctx.initial
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_alternating(state, round, ctx, Epochs(self.head_epochs), Epochs(0), "train", ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
-        return state
-
-    def models(self, state: State, ctx: Context) -> State:
         return state
