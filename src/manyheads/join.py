@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
-from manyheads.data import Dataset
+from manyheads.data import Dataset, is_own_file
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import place
@@ -52,6 +53,8 @@ def join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     leaves = select({**learned.params, **learned.buffers}, REPRESENTATION)
     if not select(learned.params, REPRESENTATION):
         raise UserError(f"{run.path} has learned no representation, as its head is all of the net: give another run.")
+    if new.data is None and is_own_file(source.data) and not Path(str(source.data)).exists():
+        raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
     session = open_session(_experiment(source, leaves, new), runtime)
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")

@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from manyheads.cli import main
@@ -60,3 +61,21 @@ def test_runs_that_cannot_be_joined(finished: Path, tmp_path: Path, capsys: pyte
         (line,) = capsys.readouterr().err.splitlines()
         assert message in line
         assert not out.exists()
+
+
+def test_a_run_whose_own_data_are_elsewhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    for folder in (here, elsewhere):
+        folder.mkdir()
+    rng = np.random.default_rng(0)
+    np.savez(here / "my.npz", x=rng.normal(size=(60, 3)).astype(np.float32), y=rng.integers(2, size=60))
+    monkeypatch.chdir(here)
+    assert main(["train", "deprl", "--data", "my.npz", "--workers", "3", "--rounds", "1", "--out", "run"]) == 0
+    monkeypatch.chdir(elsewhere)
+    capsys.readouterr()
+    assert main(["join", "../here/run", "--out", "new"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "trained on my.npz" in line and "--data" in line
+    assert main(["join", "../here/run", "--workers", "2", "--data", "../here/my.npz", "--out", "new"]) == 0
