@@ -69,7 +69,9 @@ def _report(table: int, results: Results, report: Report) -> None:
     asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
     rows = list(dict.fromkeys((place.data, place.dirichlet) for place in asked))
     columns = list(dict.fromkeys((place.graph, place.algorithm) for place in asked))
-    header = ["data", "Dirichlet", "floor", *(f"{graph}: {title(algorithm)}" for graph, algorithm in columns)]
+    several = len({graph for graph, _ in columns}) > 1
+    names = [f"{graph}: {title(algorithm)}" if several else title(algorithm) for graph, algorithm in columns]
+    header = ["data", "Dirichlet", "floor", *names]
     lines, ours = [], {place: _ours(place, results) for place in asked}
     for data, dirichlet in rows:
         floor = results.floor(data=data, dirichlet=dirichlet)
