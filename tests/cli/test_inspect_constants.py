@@ -34,3 +34,9 @@ def test_two_heads_are_not_what_the_theory_is_about(trained, capsys: pytest.Capt
     assert main(["inspect", "constants", str(trained("fedrod"))]) == 2
     error = capsys.readouterr().err
     assert "no representation with one head" in error and len(error.splitlines()) == 1
+
+
+def test_a_server_has_no_graph_for_the_theorem(trained, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", "constants", str(trained("fedrep"))]) == 0
+    text = capsys.readouterr().out
+    assert "varsigma^2" in text and "theorem" not in text

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> None:
         ("sigma^2", f"{both(mean)}: noise of mini-batches of {ctx.source.batch_size}, mean over workers"),
         ("varsigma^2", f"{varsigma:.3g}: how far the workers' gradients of the representation lie apart"),
         ("rates", f"{now[0]:.3g} for the representation, {now[1]:.3g} for the heads"),
-        *theorem_constants(session.mixing, lipschitz=max(largest.values())),
     ]
+    if session.experiment.graph not in ("server", "none"):
+        lines += theorem_constants(session.mixing, lipschitz=max(largest.values()))
     print(terminal.facts(lines))
