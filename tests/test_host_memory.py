@@ -63,3 +63,9 @@ def test_the_memory_is_pinned() -> None:
     room.copy_(torch.arange(1 << 20, device="cuda"), non_blocking=True)
     torch.cuda.synchronize()
     assert room[-1] == (1 << 20) - 1
+
+
+def test_a_single_number_has_room() -> None:
+    """As BatchNorm's counter of batches, of which the first state holds one for all workers."""
+    (counter,) = host_memory.pinned({"n": torch.tensor(7)}).values()
+    assert counter.shape == () and int(counter) == 7

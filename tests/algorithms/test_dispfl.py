@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from manyheads.algorithms import DisPFL
-from manyheads.algorithms.dispfl import densities
+from manyheads.algorithms.dispfl import densities, largest
 from manyheads.engine.phase import Phase, Steps
 from manyheads.errors import UserError
 from manyheads.tree import select, strip_prefix
@@ -213,3 +213,13 @@ def test_masks_are_a_function_of_seed_and_worker(lab):
     name = "mask.representation.fc1.weight"
     assert torch.equal(first.params[name], again.params[name])
     assert not torch.equal(first.params[name], other.params[name])
+
+
+def test_of_equal_scores_the_first_count():
+    """Devices break ties in their own ways; many gradients are exactly 0."""
+    scores = torch.zeros(2, 1000)
+    scores[:, 500:503] = 1.0
+    mask = largest(scores, 10)
+    assert mask[0].nonzero().flatten().tolist() == [*range(7), 500, 501, 502]
+    assert torch.equal(mask[0], mask[1])
+    assert largest(scores, 0).sum() == 0
