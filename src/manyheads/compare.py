@@ -27,7 +27,8 @@ from manyheads.initial import initial_model
 from manyheads.record import Record
 from manyheads.rounds import run
 from manyheads.session import connect, deal, open_session, pick_device, pick_precision, resolve
-from manyheads.store import PARTITION, RunDirectory
+from manyheads.store import RunDirectory
+from manyheads.store.layout import EXPERIMENT, PARTITION
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def plan(experiments: Sequence[Experiment], folder: Path) -> list[Job]:
     """A job for each of some complete experiments, in ``folder/ALGORITHM-RUN_ID``."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file: choose another --out.")
-    if (folder / "experiment.json").exists():
+    if (folder / EXPERIMENT).exists():
         raise UserError(f"{folder} holds a single run: choose another --out for many.")
     return [
         Job(experiment, folder / directory_name(experiment), label)

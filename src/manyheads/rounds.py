@@ -15,7 +15,8 @@ from manyheads.metrics.theory import theory_terms
 from manyheads.record import Record
 from manyheads.saver import Saver, restore
 from manyheads.session import Session, open_session
-from manyheads.store import PARTITION, RunDirectory
+from manyheads.store import RunDirectory
+from manyheads.store.layout import PARTITION
 
 
 @dataclass(frozen=True)

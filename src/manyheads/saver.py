@@ -14,6 +14,7 @@ from manyheads.network.sites import resume_round
 from manyheads.record import Record
 from manyheads.session import Session
 from manyheads.store import RunDirectory
+from manyheads.store.layout import CHECKPOINT, SIMILARITY
 
 _CHECKPOINT_SHARE = 0.05
 _DISK_BYTES_PER_SECOND = 200e6
@@ -27,7 +28,7 @@ class Saver:
         self.session, self.directory = session, directory
         sharers, kept = session.sharers, session.kept_workers
         self.checkpoints = Checkpoints(
-            directory.path / "checkpoint",
+            directory.path / CHECKPOINT,
             run_id=session.experiment.run_id,
             num_workers=session.experiment.workers if session.sites is None else len(kept),
             workers=kept,
@@ -96,7 +97,7 @@ class Saver:
             return {}
         classes = session.everyone.num_classes is not None
         maps = similarities(self.directory.models(names), session.everyone.class_counts if classes else None)
-        write_tensors(self.directory.path / "similarity.safetensors", maps)
+        write_tensors(self.directory.path / SIMILARITY, maps)
         return {f"similarity_{what}": mean_off_diagonal(matrix) for what, matrix in maps.items()}
 
     def _due(self, round: int, state: State, seconds: float) -> bool:

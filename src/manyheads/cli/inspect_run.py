@@ -28,6 +28,7 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from manyheads.checkpoint import latest_round
     from manyheads.store import Run
+    from manyheads.store.layout import CHECKPOINT
     from manyheads.terminal import facts, summary_table
 
     run = Run.open(args.directory)
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
         ("algorithm", description["algorithm"]["name"]),
         ("data", _shown(description["data"])),
         ("rounds", f"{done} of {description['rounds']}"),
-        ("state", "complete" if complete else _unfinished(latest_round(args.directory / "checkpoint"))),
+        ("state", "complete" if complete else _unfinished(latest_round(args.directory / CHECKPOINT))),
         *(("option", f"{flag(name)} {_shown(value)}") for name, value in _unusual(description)),
     ]
     if run.damaged_lines:
@@ -55,7 +56,9 @@ def run(args: argparse.Namespace) -> None:
 
 def _description(directory: Path) -> dict[str, Any]:
     """experiment.json as it stands: an Experiment could not be made of one that holds a module or arrays."""
-    path = directory / "experiment.json"
+    from manyheads.store.layout import EXPERIMENT
+
+    path = directory / EXPERIMENT
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         if values["algorithm"]["name"] and values["rounds"] and values["data"]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from manyheads.errors import UserError
 from manyheads.store import Run
+from manyheads.store.layout import EXPERIMENT, SIMILARITY
 from manyheads.tune import FOLDER as TUNING
 
 _NEEDED = {"algorithm": dict, "workers": int, "rounds": int, "seed": int, "split": str, "graph": str}
@@ -52,7 +53,7 @@ class Finished:
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
 
-        path = self.path / "similarity.safetensors"
+        path = self.path / SIMILARITY
         try:
             maps = load_file(path) if path.exists() else {}
         except (OSError, SafetensorError) as error:
@@ -111,14 +112,14 @@ def _run_folders(folder: Path) -> Iterator[Path]:
     Runs whose rates were not chosen stay out: they are no part of the comparison.
     """
     for root, folders, files in os.walk(folder):
-        if "experiment.json" in files:
+        if EXPERIMENT in files:
             yield Path(root)
             folders.clear()
         folders[:] = sorted(set(folders) - {TUNING})
 
 
 def _description(path: Path) -> dict[str, Any]:
-    file = path / "experiment.json"
+    file = path / EXPERIMENT
     try:
         values: Any = json.loads(file.read_bytes())
     except ValueError:

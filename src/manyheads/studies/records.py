@@ -18,7 +18,8 @@ from safetensors import safe_open
 from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing, to_json, write_atomically
 from manyheads.report.collect import Finished, find_runs
-from manyheads.store import PARTITION, Run
+from manyheads.store import Run
+from manyheads.store.layout import PARTITION
 from manyheads.studies.trial import Trial
 
 FOLDER = "records"

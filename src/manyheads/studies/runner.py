@@ -17,7 +17,8 @@ from manyheads.experiment import Runtime
 from manyheads.join import join
 from manyheads.rounds import run
 from manyheads.session import open_session, pick_device
-from manyheads.store import PARTITION, Run, RunDirectory
+from manyheads.store import Run, RunDirectory
+from manyheads.store.layout import PARTITION
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
 

@@ -1,17 +1,4 @@
-"""The run directory: what a run leaves on disk, written as it goes and read back when it is used.
-
-::
-
-    experiment.json         what is computed, complete and canonical
-    metrics.jsonl           a line for every evaluated round
-    workers.jsonl           the same rounds, with the values of every worker
-    partition.safetensors   who holds which sample, and the fingerprint of data of the user's own
-    checkpoint/             the state, to continue from
-    model.json              what it takes to build the net again
-    models.safetensors      what every worker deploys, [workers, ...], at the end
-    similarity.safetensors  cosines between the workers' data, heads and representations, [workers, workers]
-    summary.json            the last record, written last
-"""
+"""A run directory that is being written: by one process at a time, to one experiment, whole files or none."""
 
 import fcntl
 import json
@@ -20,27 +7,33 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor
 
-from manyheads.checkpoint import Snapshot, latest_round, newest, read
+from manyheads.checkpoint import latest_round
 from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import disk_errors, to_json, write_atomically, write_tensors
-from manyheads.models import Split, build
-from manyheads.randomness import torch_seed
 from manyheads.record import Record
+from manyheads.store.layout import (
+    CHECKPOINT,
+    EXPERIMENT,
+    METRICS,
+    MODEL,
+    MODELS,
+    PARTITION,
+    SUMMARY,
+    WORKERS,
+    read_lines,
+    read_object,
+)
 from manyheads.tree import Buffers, Params
 
-_EXPERIMENT, _METRICS, _WORKERS, _SUMMARY = "experiment.json", "metrics.jsonl", "workers.jsonl", "summary.json"
-_MODEL, _MODELS = "model.json", "models.safetensors"
-PARTITION = "partition.safetensors"
 _NAMED_DIFFERENCES = 3
 _LOCK_POLL_SECONDS = 0.2
 
@@ -65,7 +58,7 @@ class RunDirectory:
             raise UserError(f"{path} is a file: choose another --out.")
         directory = RunDirectory(path)
         with disk_errors(path):
-            if not (path / _EXPERIMENT).exists() and any(not entry.name.startswith(".") for entry in _entries(path)):
+            if not (path / EXPERIMENT).exists() and any(path.glob("[!.]*")):
                 raise UserError(f"{path} is not empty and no run directory: choose another --out.")
             path.mkdir(parents=True, exist_ok=True)
         with directory.lock(patience):
@@ -95,14 +88,14 @@ class RunDirectory:
 
     def finished(self, rounds: int) -> bool:
         """Whether the run has come to its end after at least so many rounds."""
-        summary = _read_object(self.path / _SUMMARY)
+        summary = read_object(self.path / SUMMARY)
         return summary is not None and summary.get("rounds", 0) >= rounds
 
     def cut_back(self, round: int) -> bool:
         """Drop the records of later rounds, and lines that a killed process left damaged; whether there were any."""
         cut = False
-        for path in (self.path / _METRICS, self.path / _WORKERS):
-            lines = list(_lines(path))
+        for path in (self.path / METRICS, self.path / WORKERS):
+            lines = list(read_lines(path))
             kept = [line for line, record in lines if record is not None and record["round"] <= round]
             if len(kept) < len(lines):
                 write_atomically(path, b"".join(kept))
@@ -111,14 +104,14 @@ class RunDirectory:
 
     def append(self, record: Record) -> None:
         """Add a round's record."""
-        self._add_line(_METRICS, record.metrics())
-        self._add_line(_WORKERS, {"round": record.round, **record.per_worker})
+        self._add_line(METRICS, record.metrics())
+        self._add_line(WORKERS, {"round": record.round, **record.per_worker})
 
     def record(self, round: int) -> Record | None:
         """The record of a round as it was appended, for a run killed just before its summary; None: there is none."""
         metrics, workers = (
-            next((found for _, found in _lines(self.path / name) if found and found["round"] == round), None)
-            for name in (_METRICS, _WORKERS)
+            next((found for _, found in read_lines(self.path / name) if found and found["round"] == round), None)
+            for name in (METRICS, WORKERS)
         )
         if metrics is None or workers is None:
             return None
@@ -127,8 +120,8 @@ class RunDirectory:
 
     def save_models(self, params: Params, buffers: Buffers, description: dict[str, Any]) -> None:
         """Keep what every worker deploys, leaves [workers, ...], and what it takes to build the net again."""
-        self.save_json(_MODEL, description)
-        write_tensors(self.path / _MODELS, {**params, **buffers})
+        self.save_json(MODEL, description)
+        write_tensors(self.path / MODELS, {**params, **buffers})
 
     def save_some_models(self, workers: range, params: Params, buffers: Buffers) -> None:
         """Keep what some workers deploy, until ``join_models``."""
@@ -148,14 +141,14 @@ class RunDirectory:
 
     def models(self, names: Iterable[str]) -> Iterator[tuple[str, Tensor]]:
         """Some of the leaves [workers, ...] that ``save_models`` has kept, one after another."""
-        with safe_open(self.path / _MODELS, framework="pt") as file:
+        with safe_open(self.path / MODELS, framework="pt") as file:
             for name in names:
                 yield name, file.get_tensor(name)
 
     def finish(self, record: Record, extra: dict[str, Any]) -> None:
         """Write the summary: the last record and whatever else is worth knowing. It makes the run finished."""
         values = record.metrics()
-        self.save_json(_SUMMARY, {"rounds": values.pop("round"), **values, **extra})
+        self.save_json(SUMMARY, {"rounds": values.pop("round"), **values, **extra})
 
     def save_json(self, name: str, value: Any) -> None:
         """Write a JSON file into the directory."""
@@ -171,9 +164,9 @@ class RunDirectory:
         assert experiment.rounds is not None, "an experiment is completed before it is run"
         for part in self.path.glob(".*.part"):
             part.unlink()
-        path = self.path / _EXPERIMENT
+        path = self.path / EXPERIMENT
         if path.exists():
-            stored = _read_object(path)
+            stored = read_object(path)
             if stored is None:
                 raise UserError(f"{path} is damaged: put it back, or choose another --out.")
             if differences := _differences(stored, experiment):
@@ -188,111 +181,12 @@ class RunDirectory:
                 )
             if self.finished(experiment.rounds) or stored.get("rounds") == experiment.rounds:
                 return
-            if (done := latest_round(self.path / "checkpoint")) > experiment.rounds:
+            if (done := latest_round(self.path / CHECKPOINT)) > experiment.rounds:
                 raise UserError(
                     f"{self.path} has come to round {done}, beyond --rounds {experiment.rounds}: give at least {done},"
                     " or choose another --out."
                 )
         write_atomically(path, experiment.to_json().encode())
-
-
-class Run:
-    """A run on disk, finished or not, for reading.
-
-    >>> Run.open("runs/ring").model(worker=3)  # doctest: +SKIP
-    """
-
-    def __init__(self, path: Path, description: str, objects: dict[str, Any]) -> None:
-        self.path, self._description, self._objects = path, description, objects
-        self._damaged: dict[str, int] = {}
-        self.notes: list[str] = []
-        """What there was to say about the checkpoints when the state was read."""
-
-    @staticmethod
-    def open(path: str | Path, **objects: Any) -> "Run":
-        """The run in a directory; what its experiment.json can only describe (a module, arrays) is given by name."""
-        path = Path(path)
-        try:
-            return Run(path, (path / _EXPERIMENT).read_text(), objects)
-        except (OSError, UnicodeDecodeError):
-            raise UserError(f"{path} is no run directory (no {_EXPERIMENT} in it): give the --out of a run.") from None
-
-    @cached_property
-    def experiment(self) -> Experiment:
-        """What was computed."""
-        return Experiment.from_json(self._description, **self._objects)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """The record of every evaluated round, without damaged lines."""
-        return self._records(_METRICS)
-
-    def workers(self) -> list[dict[str, Any]]:
-        """The values of every worker in every evaluated round, without damaged lines."""
-        return self._records(_WORKERS)
-
-    @property
-    def damaged_lines(self) -> int:
-        """How many lines ``metrics`` and ``workers`` left out when they last read."""
-        return sum(self._damaged.values())
-
-    def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None: it is not finished."""
-        return _read_object(self.path / _SUMMARY)
-
-    def state(self) -> Snapshot:
-        """The state of all workers in the newest good checkpoint."""
-        folder = self.path / "checkpoint"
-        manifest, self.notes = newest(folder)
-        if manifest is None:
-            raise UserError(f"{self.path} has no checkpoint to read: train it for some rounds.")
-        return read(folder, manifest, range(manifest.num_workers))
-
-    def describe_model(self) -> dict[str, Any]:
-        """What it takes to build the net again, and in a site whose models it has."""
-        described = _read_object(self.path / _MODEL)
-        if described is None or not (self.path / _MODELS).exists():
-            raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
-        return described
-
-    def model(self, worker: int) -> Split:
-        """The net a worker deploys, on the CPU and in eval mode. Reads that worker's rows only."""
-        # What does not shape the net need not be given to use it.
-        unused = dict.fromkeys(("loss", "metric", "transform"))
-        experiment = Experiment.from_json(self._description, **{"data": "", **unused, **self._objects})
-        if not 0 <= worker < experiment.workers:
-            raise UserError(f"worker {worker} is not in this run: give 0 to {experiment.workers - 1}.")
-        described, path = self.describe_model(), self.path / _MODELS
-        # A site has the models of its own workers only.
-        row, rows = worker - described.get("first_worker", 0), described.get("num_workers", experiment.workers)
-        if not 0 <= row < rows:
-            raise UserError(
-                f"{self.path} does not have the model of worker {worker}: give the run of that worker's site."
-            )
-        assert experiment.model is not None, "experiment.json is complete"
-        # The first weights are overwritten: they must not use up the caller's random numbers.
-        with torch_seed(0):
-            net = build(
-                experiment.model,
-                tuple(described["input_shape"]),
-                described["num_outputs"],
-                head=experiment.head,
-                norm=experiment.norm,
-            )
-        net = experiment.algorithm.prepare(net.to(experiment.dtype))
-        try:
-            with safe_open(path, framework="pt") as file:
-                net.load_state_dict({name: file.get_slice(name)[row] for name in file.keys()})  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} cannot be read ({error}): train the run again, or put the file back.") from None
-        except RuntimeError:
-            raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.") from None
-        return net.eval()
-
-    def _records(self, name: str) -> list[dict[str, Any]]:
-        found = [record for _, record in _lines(self.path / name)]
-        good = [record for record in found if record is not None]
-        self._damaged[name] = len(found) - len(good)
-        return good
 
 
 def _locked(handle: int) -> bool:
@@ -302,33 +196,6 @@ def _locked(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _entries(path: Path) -> Iterator[Path]:
-    return path.iterdir() if path.exists() else iter(())
-
-
-def _read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None: there is none, or it is damaged."""
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
-    """Every line of a jsonl file and the record in it; None: the line is damaged."""
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("round"), int)
-            yield line, record if whole else None
 
 
 def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:

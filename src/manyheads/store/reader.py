@@ -1,0 +1,123 @@
+"""A run on disk, finished or not, as those who use it read it: its records, its state, the nets it has trained."""
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from manyheads.checkpoint import Snapshot, newest, read
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment
+from manyheads.models import Split, build
+from manyheads.randomness import torch_seed
+from manyheads.store.layout import (
+    CHECKPOINT,
+    EXPERIMENT,
+    METRICS,
+    MODEL,
+    MODELS,
+    SUMMARY,
+    WORKERS,
+    read_lines,
+    read_object,
+)
+
+
+class Run:
+    """A run on disk, finished or not, for reading.
+
+    >>> Run.open("runs/ring").model(worker=3)  # doctest: +SKIP
+    """
+
+    def __init__(self, path: Path, description: str, objects: dict[str, Any]) -> None:
+        self.path, self._description, self._objects = path, description, objects
+        self._damaged: dict[str, int] = {}
+        self.notes: list[str] = []
+        """What there was to say about the checkpoints when the state was read."""
+
+    @staticmethod
+    def open(path: str | Path, **objects: Any) -> "Run":
+        """The run in a directory; what its experiment.json can only describe (a module, arrays) is given by name."""
+        path = Path(path)
+        try:
+            return Run(path, (path / EXPERIMENT).read_text(), objects)
+        except (OSError, UnicodeDecodeError):
+            raise UserError(f"{path} is no run directory (no {EXPERIMENT} in it): give the --out of a run.") from None
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What was computed."""
+        return Experiment.from_json(self._description, **self._objects)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The record of every evaluated round, without damaged lines."""
+        return self._records(METRICS)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """The values of every worker in every evaluated round, without damaged lines."""
+        return self._records(WORKERS)
+
+    @property
+    def damaged_lines(self) -> int:
+        """How many lines ``metrics`` and ``workers`` left out when they last read."""
+        return sum(self._damaged.values())
+
+    def summary(self) -> dict[str, Any] | None:
+        """The summary of a finished run; None: it is not finished."""
+        return read_object(self.path / SUMMARY)
+
+    def state(self) -> Snapshot:
+        """The state of all workers in the newest good checkpoint."""
+        folder = self.path / CHECKPOINT
+        manifest, self.notes = newest(folder)
+        if manifest is None:
+            raise UserError(f"{self.path} has no checkpoint to read: train it for some rounds.")
+        return read(folder, manifest, range(manifest.num_workers))
+
+    def describe_model(self) -> dict[str, Any]:
+        """What it takes to build the net again, and in a site whose models it has."""
+        described = read_object(self.path / MODEL)
+        if described is None or not (self.path / MODELS).exists():
+            raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
+        return described
+
+    def model(self, worker: int) -> Split:
+        """The net a worker deploys, on the CPU and in eval mode. Reads that worker's rows only."""
+        # What does not shape the net need not be given to use it.
+        unused = dict.fromkeys(("loss", "metric", "transform"))
+        experiment = Experiment.from_json(self._description, **{"data": "", **unused, **self._objects})
+        if not 0 <= worker < experiment.workers:
+            raise UserError(f"worker {worker} is not in this run: give 0 to {experiment.workers - 1}.")
+        described, path = self.describe_model(), self.path / MODELS
+        # A site has the models of its own workers only.
+        row, rows = worker - described.get("first_worker", 0), described.get("num_workers", experiment.workers)
+        if not 0 <= row < rows:
+            raise UserError(
+                f"{self.path} does not have the model of worker {worker}: give the run of that worker's site."
+            )
+        assert experiment.model is not None, "experiment.json is complete"
+        # The first weights are overwritten: they must not use up the caller's random numbers.
+        with torch_seed(0):
+            net = build(
+                experiment.model,
+                tuple(described["input_shape"]),
+                described["num_outputs"],
+                head=experiment.head,
+                norm=experiment.norm,
+            )
+        net = experiment.algorithm.prepare(net.to(experiment.dtype))
+        try:
+            with safe_open(path, framework="pt") as file:
+                net.load_state_dict({name: file.get_slice(name)[row] for name in file.keys()})  # noqa: SIM118
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{path} cannot be read ({error}): train the run again, or put the file back.") from None
+        except RuntimeError:
+            raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.") from None
+        return net.eval()
+
+    def _records(self, name: str) -> list[dict[str, Any]]:
+        found = [record for _, record in read_lines(self.path / name)]
+        good = [record for record in found if record is not None]
+        self._damaged[name] = len(found) - len(good)
+        return good

@@ -1,0 +1,119 @@
+"""What a run has left is read back, and what is damaged in it is left out or said."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from manyheads.experiment import Experiment
+from manyheads.models import Split, build
+from manyheads.store import Run, RunDirectory
+from manyheads.tree import stack
+
+
+def test_damaged_lines_are_skipped_and_counted(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    for round in (1, 2, 3):
+        directory.append(shelf.record(round))
+    for name, bad in (("metrics.jsonl", b"\xff\x00{"), ("workers.jsonl", b"[2]")):
+        lines = (tmp_path / name).read_bytes().splitlines()
+        (tmp_path / name).write_bytes(b"\n".join([lines[0], bad, lines[2], b""]))
+    run = Run.open(tmp_path)
+    assert shelf.rounds(run.metrics()) == shelf.rounds(run.workers()) == [1, 3]
+    assert run.damaged_lines == 2
+    run.metrics()
+    assert run.damaged_lines == 2
+
+
+def test_what_is_no_run_cannot_be_opened(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere"):
+        with shelf.refused(path, "is no run directory"):
+            Run.open(path)
+
+
+def test_the_state_is_that_of_the_newest_good_checkpoint(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    shelf.start(tmp_path)
+    run = Run.open(tmp_path)
+    with shelf.refused(tmp_path, "has no checkpoint"):
+        run.state()
+    old = shelf.save_checkpoint(tmp_path, 8)
+    new = shelf.save_checkpoint(tmp_path, 12)
+    assert torch.equal(run.state().params["head.w"], new.params["head.w"])
+    assert run.notes == []
+    (tmp_path / "checkpoint" / "round-000012" / "manifest.json").write_text("")
+    assert torch.equal(run.state().params["head.w"], old.params["head.w"])
+    assert "continuing from round 8" in run.notes[0]
+
+
+def nets(experiment: Experiment, shape: tuple[int, ...]) -> list[Split]:
+    """A trained-looking net for each worker: no two equal, statistics moved."""
+    made = []
+    for worker in range(experiment.workers):
+        torch.manual_seed(worker)
+        assert experiment.model is not None
+        net = build(experiment.model, shape, 3, head=experiment.head, norm=experiment.norm).to(experiment.dtype)
+        with torch.no_grad():
+            for p in net.parameters():
+                p.add_(torch.randn_like(p))
+            net.train()(torch.randn(8, *shape, dtype=experiment.dtype))
+        made.append(net.eval())
+    return made
+
+
+def save_nets(directory: RunDirectory, made: list[Split], shape: tuple[int, ...]) -> None:
+    params = stack({name: p.detach() for name, p in net.named_parameters()} for net in made)
+    buffers = stack({name: leaf for name, leaf in net.state_dict().items() if name not in params} for net in made)
+    directory.save_models(params, buffers, {"input_shape": list(shape), "num_outputs": 3})
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_a_worker_deploys_its_own_net(shelf: SimpleNamespace, tmp_path: Path, precision: Any) -> None:
+    own = nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 3))
+    experiment = replace(shelf.experiment, model=own, precision=precision)
+    directory, made = shelf.start(tmp_path, experiment), nets(experiment, (2, 3))
+    run = Run.open(tmp_path, model=own)
+    with shelf.refused(tmp_path, "has no models yet"):
+        run.model(0)
+    save_nets(directory, made, (2, 3))
+    x = torch.randn(7, 2, 3, dtype=experiment.dtype)
+    before = torch.get_rng_state()
+    for worker, net in enumerate(made):
+        found = run.model(worker)
+        assert not found.training
+        assert torch.equal(found(x), net(x))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_net_is_built_by_its_name_without_the_data_it_was_trained_on(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output - y).square().mean(1)
+
+    experiment = replace(shelf.experiment, loss=loss)
+    made = nets(experiment, (6,))
+    save_nets(shelf.start(tmp_path, experiment), made, (6,))
+    x = torch.randn(7, 6)
+    assert torch.equal(Run.open(tmp_path).model(2)(x), made[2](x))
+    with shelf.refused(tmp_path, "loss is function"):
+        _ = Run.open(tmp_path).experiment
+    assert Run.open(tmp_path, loss=loss).experiment == experiment
+
+
+def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    experiment = replace(shelf.experiment, model=own)
+    save_nets(shelf.start(tmp_path, experiment), nets(experiment, (6,)), (6,))
+    for worker in (-1, 4):
+        with shelf.refused(tmp_path, f"worker {worker} is not in this run: give 0 to 3"):
+            Run.open(tmp_path, model=own).model(worker)
+    with shelf.refused(tmp_path, "model is module Sequential, which cannot be read from a file"):
+        Run.open(tmp_path).model(0)
+    with shelf.refused(tmp_path, "does not fit the weights"):
+        Run.open(tmp_path, model=nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))).model(0)
+    path = tmp_path / "models.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with shelf.refused(tmp_path, r"models\.safetensors cannot be read"):
+        Run.open(tmp_path, model=own).model(0)

@@ -1,0 +1,237 @@
+"""A run directory is one experiment's and one process's; what is killed at any moment can be taken up again."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from manyheads.algorithms import DPSGD, DePRL
+from manyheads.errors import UserError
+from manyheads.store import Run
+
+
+def test_a_new_directory_holds_the_whole_experiment(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path / "runs" / "a")
+    assert directory.path == tmp_path / "runs" / "a"
+    assert (directory.path / "experiment.json").read_text() == shelf.experiment.to_json()
+    assert Run.open(directory.path).experiment == shelf.experiment
+    assert not directory.finished(1)
+
+
+def test_the_same_experiment_is_taken_up_again(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    shelf.start(tmp_path).append(shelf.record(1))
+    before = shelf.contents(tmp_path)
+    shelf.start(tmp_path)
+    shelf.start(tmp_path, resume=True)
+    assert shelf.contents(tmp_path) == before
+
+
+def test_resume_insists_on_a_directory(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    with shelf.refused(tmp_path, r"--resume: there is no run in .*/a\."):
+        shelf.start(tmp_path / "a", resume=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_experiment_is_refused_by_the_options_that_differ(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    shelf.start(tmp_path)
+    with shelf.refused(tmp_path, r"\(graph ring there, full here; seed 1 there, 2 here\): choose another --out"):
+        shelf.start(tmp_path, replace(shelf.experiment, graph="full", seed=2))
+    with shelf.refused(tmp_path, r"\(head_epochs 2 there, 5 here\)"):
+        shelf.start(tmp_path, replace(shelf.experiment, algorithm=DePRL(head_epochs=5)))
+    with shelf.refused(tmp_path, r"\(algorithm deprl there, d-psgd here; graph ring there, full here\)"):
+        shelf.start(tmp_path, replace(shelf.experiment, algorithm=DPSGD(), graph="full"))
+    with shelf.refused(tmp_path, r"\(model mlp:64 there, module Linear \w{8} here\)"):
+        shelf.start(tmp_path, replace(shelf.experiment, model=nn.Linear(64, 10)))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]"])
+def test_a_damaged_experiment_is_refused(shelf: SimpleNamespace, tmp_path: Path, content: str) -> None:
+    shelf.start(tmp_path)
+    (tmp_path / "experiment.json").write_text(content)
+    with shelf.refused(tmp_path, r"experiment\.json is damaged"):
+        shelf.start(tmp_path)
+
+
+def test_a_changed_experiment_file_is_another_experiment(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    shelf.start(tmp_path)
+    (tmp_path / "experiment.json").write_text("{}")
+    with shelf.refused(tmp_path, "algorithm None there, deprl here"):
+        shelf.start(tmp_path)
+
+
+def test_a_directory_that_is_no_run_is_left_alone(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with shelf.refused(tmp_path, "is not empty and no run directory"):
+        shelf.start(tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+    with shelf.refused(tmp_path, "is a file"):
+        shelf.start(tmp_path / "thesis.tex")
+    with shelf.refused(tmp_path, "cannot write .*: Not a directory"):
+        shelf.start(tmp_path / "thesis.tex" / "run")
+
+
+def test_a_process_killed_before_its_experiment_was_written_is_in_nobodys_way(
+    shelf: SimpleNamespace, tmp_path: Path
+) -> None:
+    (tmp_path / ".lock").touch()
+    (tmp_path / ".experiment.json.12ab34cd.part").write_text("{")
+    shelf.start(tmp_path)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [".lock", "experiment.json"]
+
+
+def test_more_rounds_extend_a_run(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    directory.finish(shelf.record(50), {})
+    assert directory.finished(50)
+    longer = replace(shelf.experiment, rounds=80)
+    assert not shelf.start(tmp_path, longer).finished(80)
+    assert Run.open(tmp_path).experiment == longer
+
+
+def test_fewer_rounds_than_done_are_finished(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    directory.finish(shelf.record(50), {})
+    assert shelf.start(tmp_path, replace(shelf.experiment, rounds=20)).finished(20)
+    assert Run.open(tmp_path).experiment.rounds == 50
+
+
+def test_a_run_cannot_be_taken_back_behind_its_checkpoint(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    shelf.start(tmp_path)
+    shelf.save_checkpoint(tmp_path, 12)
+    with shelf.refused(tmp_path, "has come to round 12, beyond --rounds 10: give at least 12"):
+        shelf.start(tmp_path, replace(shelf.experiment, rounds=10))
+    shelf.start(tmp_path, replace(shelf.experiment, rounds=20))
+    assert Run.open(tmp_path).experiment.rounds == 20
+
+
+def test_rounds_are_fixed_where_the_schedule_depends_on_them(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    scheduled = replace(shelf.experiment, schedule="corollary")
+    shelf.start(tmp_path, scheduled)
+    with shelf.refused(tmp_path, r"\(rounds 50 there, 80 here\)"):
+        shelf.start(tmp_path, replace(scheduled, rounds=80))
+
+
+def test_records_are_lines_in_two_files(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    for round in (1, 2):
+        directory.append(shelf.record(round, loss=float("nan")))
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[1]) == {**shelf.record(2).metrics(), "loss": None}
+    run = Run.open(tmp_path)
+    assert run.metrics() == [json.loads(line) for line in lines]
+    assert run.workers()[1] == {"round": 2, "accuracy": [0.5, None, 0.25, 0.2]}
+    assert run.damaged_lines == 0
+
+
+def test_a_record_can_be_taken_up_again(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    assert directory.record(1) is None
+    for round in (1, 2):
+        directory.append(shelf.record(round))
+    assert directory.record(2) == shelf.record(2)
+    assert directory.record(3) is None
+
+
+def test_records_are_cut_back_to_a_round(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    assert not directory.cut_back(0)
+    for round in range(1, 6):
+        directory.append(shelf.record(round))
+    assert not directory.cut_back(5)
+    assert directory.cut_back(3)
+    run = Run.open(tmp_path)
+    assert shelf.rounds(run.metrics()) == shelf.rounds(run.workers()) == [1, 2, 3]
+    directory.append(shelf.record(4))
+    assert shelf.rounds(run.metrics()) == [1, 2, 3, 4]
+    assert directory.cut_back(0)
+    assert run.metrics() == []
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30])
+def test_a_line_that_was_not_written_to_its_end_is_dropped(shelf: SimpleNamespace, tmp_path: Path, cut: int) -> None:
+    directory = shelf.start(tmp_path)
+    for round in (1, 2):
+        directory.append(shelf.record(round))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-cut])
+    run = Run.open(tmp_path)
+    assert shelf.rounds(run.metrics()) == [1]
+    assert run.damaged_lines == 1
+    assert directory.cut_back(2)
+    directory.append(shelf.record(2))
+    assert shelf.rounds(run.metrics()) == [1, 2]
+    assert run.damaged_lines == 0
+
+
+def test_the_summary_is_the_last_record(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    assert Run.open(tmp_path).summary() is None
+    directory.finish(shelf.record(50, loss=float("inf")), {"notes": ["one"], "runtime": {"engine": "loop"}})
+    expected = {
+        **shelf.record(50).metrics(),
+        "rounds": 50,
+        "loss": None,
+        "notes": ["one"],
+        "runtime": {"engine": "loop"},
+    }
+    del expected["round"]
+    assert Run.open(tmp_path).summary() == expected
+    assert directory.finished(50)
+    assert not directory.finished(51)
+    (tmp_path / "summary.json").write_text('{"rounds": 5')
+    assert not directory.finished(1)
+
+
+def test_a_full_disk_is_said_in_one_line(
+    shelf: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = shelf.start(tmp_path)
+    directory.finish(shelf.record(50), {})
+
+    def full_disk(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with shelf.refused(tmp_path, r"cannot write .*summary\.json: No space left on device"):
+        directory.finish(shelf.record(60), {})
+    with shelf.refused(tmp_path, r"cannot write .*models\.safetensors|cannot write .*model\.json"):
+        directory.save_models({"head.w": torch.zeros(4, 2)}, {}, {})
+    monkeypatch.setattr(Path, "open", full_disk)
+    with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
+        directory.append(shelf.record(51))
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from manyheads.store import RunDirectory
+with RunDirectory(Path(sys.argv[1])).lock():
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_process_is_kept_out_until_the_first_is_gone(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, env=env) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            with shelf.refused(tmp_path, "another process is writing to"), directory.lock():
+                pytest.fail("two processes hold one run directory")
+            with shelf.refused(tmp_path, "another process is writing to"):
+                shelf.start(tmp_path, replace(shelf.experiment, rounds=80))
+        finally:
+            other.send_signal(signal.SIGKILL)
+    with directory.lock():
+        pass
