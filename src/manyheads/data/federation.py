@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import safetensors
@@ -101,7 +100,7 @@ class Federation:
             digest.update(tensor.contiguous().numpy().data)
         return digest.hexdigest()
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: Path) -> None:
         """Write the partition, without the pools, as one safetensors file that appears whole or not at all."""
         about = {
             "num_workers": self.num_workers,
@@ -110,46 +109,7 @@ class Federation:
             "content": self.content,
         }
         content = safetensors.torch.save(self.indices(), {"federation": json.dumps(about)})
-        write_atomically(Path(path), content)
-
-    @staticmethod
-    def load(path: str | Path, data: Dataset) -> "Federation":
-        """A saved federation of the same data set."""
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                about = _about(file)
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError) as error:
-            raise UserError(
-                f"{path} is not a saved partition ({error}): draw it again from its split and seed."
-            ) from None
-
-        def shards(part: str, x: Tensor) -> Shards:
-            index, y = tensors[f"{part}.index"].long(), tensors[f"{part}.y"]
-            if len(index) and int(index.max()) >= len(x):
-                raise UserError(
-                    f"{path} was saved for another data set than {data.name}: load the one it was drawn from."
-                )
-            y = y if data.num_classes is None else y.long()
-            return Shards(x, index, y, tuple(tensors[f"{part}.offsets"].tolist()), tensors.get(f"{part}.weight"))
-
-        federation = Federation(
-            name=data.name,
-            num_workers=about["num_workers"],
-            ids=tuple(tensors["ids"].tolist()),
-            train=shards("train", data.x_train),
-            validation=shards("validation", data.x_train),
-            test=shards("test", data.x_test),
-            num_classes=data.num_classes,
-            input_shape=tuple(data.x_train.shape[1:]),
-            notes=tuple(about["notes"]),
-            content=about["content"],
-        )
-        if federation.digest() != about["digest"]:
-            raise UserError(
-                f"{path} is damaged or of another data set than {data.name}: draw it again from its split and seed."
-            )
-        return federation
+        write_atomically(path, content)
 
     def _parts(self) -> dict[str, Shards]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
@@ -202,7 +162,7 @@ def saved_content(path: Path) -> str | None:
     """The fingerprint of the user's own data that a partition was saved with; None: it has none, or is not there."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            return _about(file).get("content")
+            return json.loads(file.metadata()["federation"]).get("content")
     except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError):
         return None
 
@@ -233,11 +193,6 @@ def describe(federation: Federation) -> list[tuple[str, str]]:
         ]
     lines.append(("workers without test samples", str(federation.test.sizes.count(0))))
     return lines + [("note", note) for note in federation.notes]
-
-
-def _about(file: safetensors.safe_open) -> dict[str, Any]:
-    """What a partition's file says about it beside the tensors."""
-    return json.loads(file.metadata()["federation"])
 
 
 def _spread(sizes: Sequence[int]) -> str:
