@@ -62,8 +62,14 @@ def test_summary_table() -> None:
 
 def test_a_regression_has_no_percentages() -> None:
     values = _record(3, majority_floor=None, accuracy_mean=-0.1234567).metrics()
-    assert "%" not in terminal.summary_table([values])
-    assert "-0.1235" in terminal.summary_line({**values, "rounds": 3})
+    table = terminal.summary_table([values])
+    assert "%" not in table and "accuracy" not in table and "score" in table
+    assert terminal.summary_line({**values, "rounds": 3}).startswith("deprl: score -0.1235, ")
+
+
+def test_a_regressions_progress_is_no_accuracy(capsys: pytest.CaptureFixture) -> None:
+    list(terminal.follow([Step(1, 0.5, _record(1, majority_floor=None, accuracy_mean=-0.25))], 1, []))
+    assert capsys.readouterr().out.startswith("round 1/1  score -0.25  loss")
 
 
 def test_quiet_shows_nothing_and_passes_everything_on(capsys: pytest.CaptureFixture) -> None:

@@ -70,7 +70,7 @@ def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
     """The outcome of one run a row, from its last record or summary."""
     header = [
         ("", "algorithm"),
-        ("", "accuracy"),
+        ("", score_name(summaries[0])),
         ("worst", "tenth"),
         ("before", "mixing"),
         ("majority", "floor"),
@@ -102,7 +102,7 @@ def rounds(count: int) -> str:
 def summary_line(summary: Mapping[str, Any]) -> str:
     """The outcome of a run in one line."""
     return (
-        f"{summary['algorithm']}: accuracy {score(summary, 'accuracy_mean')}, worst tenth "
+        f"{summary['algorithm']}: {score_name(summary)} {score(summary, 'accuracy_mean')}, worst tenth "
         f"{score(summary, 'accuracy_worst10')}, {rounds(summary['rounds'])}, {human_seconds(summary['seconds'])}"
     )
 
@@ -127,6 +127,11 @@ def score(values: Mapping[str, Any], name: str) -> str:
     return f"{value:.4g}" if values["majority_floor"] is None else f"{100 * value:.1f} %"
 
 
+def score_name(values: Mapping[str, Any]) -> str:
+    """What a record's accuracies are: that, or a score by a regression's metric."""
+    return "score" if values["majority_floor"] is None else "accuracy"
+
+
 def human_bytes(count: float) -> str:
     """``12.3 MB``; decimal units."""
     for unit in ("B", "kB", "MB", "GB"):
@@ -149,23 +154,24 @@ def human_seconds(seconds: float) -> str:
 
 
 class _Pace:
-    """How fast the rounds of this process go by, and the newest accuracy."""
+    """How fast the rounds of this process go by, and the newest score."""
 
     def __init__(self, rounds: int) -> None:
         self.rounds, self.began = rounds, time.monotonic()
         self.first: int | None = None
-        self.accuracy = ""
+        self.score = ""
 
     def after(self, step: Step) -> str:
-        """Rate, time left, accuracy and loss in words."""
+        """Rate, time left, score and loss in words."""
         if self.first is None:
             self.first = step.round - 1
         if step.record is not None:
-            self.accuracy = f"accuracy {score(step.record.metrics(), 'accuracy_mean')}"
+            values = step.record.metrics()
+            self.score = f"{score_name(values)} {score(values, 'accuracy_mean')}"
         each = (time.monotonic() - self.began) / (step.round - self.first)
         rate = f"{1 / each:.1f} rounds/s" if each < 1 else f"{human_seconds(each)}/round"
         left = f"{human_seconds(each * (self.rounds - step.round))} left"
-        return "  ".join(part for part in (self.accuracy, f"loss {step.loss:.3f}", rate, left) if part)
+        return "  ".join(part for part in (self.score, f"loss {step.loss:.3f}", rate, left) if part)
 
 
 class _Notes:

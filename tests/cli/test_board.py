@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from manyheads.cli import board
 from manyheads.compare import Job, News
 from manyheads.experiment import Experiment
+from manyheads.record import Record
 
 JOBS = [Job(Experiment(rounds=4), Path(name), name) for name in ("old", "good", "bad")]
 NEWS = [
@@ -29,6 +31,18 @@ def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -
     assert lines[:2] == ["running  1 of 3 runs were finished before", "running  1/3 runs  5/12 rounds"]
     assert next(line for line in lines if "failed:" in line).endswith("bad: failed: it broke.")
     assert any("left" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("validation", "floor", "said"),
+    [(False, 0.1, "accuracy -25.0 %"), (False, None, "score -0.25"), (True, 0.1, "validation 50.0 %")],
+)
+def test_a_score_carries_its_name(capsys: pytest.CaptureFixture, validation: bool, floor: float | None, said: str):
+    values = {spec.name: 0.0 for spec in fields(Record) if spec.default is spec.default_factory is MISSING}
+    scores = {"accuracy_mean": -0.25, "accuracy_validation": 0.5, "majority_floor": floor}
+    record = Record(**{**values, **scores})  # pyright: ignore[reportArgumentType]
+    board.follow([News(0, "running", 4, record), News(0, "finished", 4)], JOBS[:1], "running", validation=validation)
+    assert capsys.readouterr().out.splitlines()[-1] == f"running  1/1 runs  old: {said}"
 
 
 def test_quiet(capsys: pytest.CaptureFixture) -> None:

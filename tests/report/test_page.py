@@ -126,4 +126,5 @@ def test_a_regression_is_reported_without_percent(tmp_path: Path, write_run):
         (run / name).write_text(text)
     text = write(collect(tmp_path)).read_text()
     assert "accuracy, %" not in text
+    assert "score, mean over workers" in text and "score after the last round" in text
     assert ">majority floor</th>" not in text

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 from manyheads.report import table
@@ -28,6 +29,12 @@ def test_a_single_run_has_no_best_no_deviation_and_no_column_for_them(tmp_path: 
     (row, _) = table.rows(comparison)
     assert "behind the best, points" not in table.headers(comparison)
     assert not any(cell.best or "±" in cell.text for cell in row.cells)
+
+
+def test_a_regressions_scores_are_no_accuracies(tmp_path: Path, write_run):
+    summary = write_run(tmp_path / "run") / "summary.json"
+    summary.write_text(json.dumps({**json.loads(summary.read_text()), "majority_floor": None}))
+    assert table.headers(collect(tmp_path))[:2] == ["score", "spread over workers"]
 
 
 def test_the_number_of_seeds_is_shown_where_it_differs(tmp_path: Path, write_run):

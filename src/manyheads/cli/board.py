@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from manyheads.compare import Job, News
-from manyheads.terminal import human_seconds, score
+from manyheads.terminal import human_seconds, score, score_name
 
 _PATIENCE_SECONDS = 10.0
 """The longest time without a line where there is no live display."""
@@ -21,7 +21,7 @@ def follow(
 
     With ``validation`` the scores shown are those on the validation split, by which rates are chosen.
     """
-    tally = _Tally(jobs, title, ("validation", "accuracy_validation") if validation else ("accuracy", "accuracy_mean"))
+    tally = _Tally(jobs, title, validation=validation)
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
     if not quiet:
         display = _live(tally) if sys.stdout.isatty() else _lines(tally)
@@ -42,8 +42,8 @@ def follow(
 class _Tally:
     """How far all jobs together are."""
 
-    def __init__(self, jobs: Sequence[Job], title: str, score: tuple[str, str]) -> None:
-        self.jobs, self.title, self.score = jobs, title, score
+    def __init__(self, jobs: Sequence[Job], title: str, *, validation: bool) -> None:
+        self.jobs, self.title, self.validation = jobs, title, validation
         self.rounds = [0] * len(jobs)
         self.scores = [""] * len(jobs)
         self.total = sum(job.rounds for job in jobs)
@@ -60,8 +60,11 @@ class _Tally:
         self.ended += news.state != "running"
         self.failed += news.state == "failed"
         if news.record is not None:
-            word, field = self.score
-            self.scores[news.job] = f"{word} {score(news.record.metrics(), field)}"
+            values = news.record.metrics()
+            name, field = (
+                ("validation", "accuracy_validation") if self.validation else (score_name(values), "accuracy_mean")
+            )
+            self.scores[news.job] = f"{name} {score(values, field)}"
 
     @property
     def done(self) -> int:

@@ -171,9 +171,8 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
 
     if not tuned:
         return []
-    unit = f", {comparison.unit}" if comparison.unit else ""
-    factors = tuned[0].factors
-    header = [f"validation accuracy{unit}, rates ×", *(f"{factor:g} " for factor in factors), "lr", "head lr"]
+    scored = f"validation {comparison.score_name}" + (f", {comparison.unit}" if comparison.unit else "")
+    header = [f"{scored}, rates ×", *(f"{factor:g} " for factor in tuned[0].factors), "lr", "head lr"]
     body = []
     for tuning in tuned:
         scores = [

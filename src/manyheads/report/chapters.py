@@ -16,7 +16,6 @@ from manyheads.terminal import human_bytes, human_seconds
 from manyheads.topology import edges, layout
 
 _ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
-_RANK = Axis("workers, from the lowest accuracy to the highest", lambda value: f"rank {value:.0f}", whole=True)
 _TERMS = {
     "theory_grad_phi": "|G_φ|²",
     "theory_grad_theta": "|G_θ|²",
@@ -101,9 +100,10 @@ def of_systems(comparison: Comparison) -> list[Chapter]:
 
 def _score_axis(comparison: Comparison, what: str) -> Axis:
     """An axis of accuracies in percent, or of a regression's metric as it is."""
+    label = f"{comparison.score_name}{what}"
     if comparison.is_accuracy:
-        return Axis(f"accuracy{what}, %", lambda value: f"{comparison.score(value)} %", 100)
-    return Axis(f"score{what}", comparison.score)
+        return Axis(f"{label}, %", lambda value: f"{comparison.score(value)} %", 100)
+    return Axis(label, comparison.score)
 
 
 def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor: float | None) -> Chapter:
@@ -115,7 +115,7 @@ def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor:
             continue
         row.append(pictures.curves(f"{name}-{what}", lines, _x_axis(x, lines), y, floor=floor))
     explained = {
-        "Accuracy on each worker's own test samples, after mixing.": True,
+        f"{comparison.score_name.capitalize()} on each worker's own test samples, after mixing.": True,
         "Bands are the deviation over seeds.": len(comparison.seeds) > 1,
         "Dashed: needs a server.": any(line.dashed for line in drawn),
         "A dotted level is a system that sends nothing.": any(line.silent for line in drawn),
@@ -126,10 +126,12 @@ def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor:
 
 def _workers(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapter:
     lines = [_line(line, found) for line in drawn if (found := sorted_workers(line.runs)) is not None]
-    row = (pictures.curves(name, lines, _RANK, _score_axis(comparison, " of each worker")),) if lines else ()
+    label = f"workers, from the lowest {comparison.score_name} to the highest"
+    rank = Axis(label, lambda value: f"rank {value:.0f}", whole=True)
+    row = (pictures.curves(name, lines, rank, _score_axis(comparison, " of each worker")),) if lines else ()
     text = (
-        "Every worker's accuracy after the last round, sorted, and rank by rank over seeds. A flat line treats all "
-        "workers alike; its left end is the worst served."
+        f"Every worker's {comparison.score_name} after the last round, sorted, and rank by rank over seeds. A flat "
+        "line treats all workers alike; its left end is the worst served."
     )
     return Chapter("The workers", text, (("", row),))
 
@@ -148,7 +150,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
             row.append(pictures.graph(f"{name}-{slug}", title, *args, server=graph == "server"))
     text = (
         "Who mixes with whom, and how well each worker fares after the last round "
-        f"(seed {drawn[0].runs[0].seed}). Yellow is the highest accuracy."
+        f"(seed {drawn[0].runs[0].seed}). Yellow is the highest {comparison.score_name}."
     )
     return Chapter("The graph", text, (("", tuple(row)),), small=True)
 

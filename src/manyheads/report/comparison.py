@@ -86,6 +86,11 @@ class Comparison:
         return all(run.summary.get("majority_floor") is not None for run in self.runs)
 
     @property
+    def score_name(self) -> str:
+        """What the scores are called."""
+        return "accuracy" if self.is_accuracy else "score"
+
+    @property
     def unit(self) -> str:
         """The unit of the scores: percent, or none for a regression's metric."""
         return "%" if self.is_accuracy else ""

@@ -46,7 +46,7 @@ def verdict(comparison: Comparison) -> str:
     if len(comparison.systems) == 1 or not ahead:
         return ""
     wins = [f"{label} in {count}" for label, count in ahead.most_common()]
-    return f"Ahead in accuracy: {_listed(wins)} of {len(settings)} settings."
+    return f"Ahead in {comparison.score_name}: {_listed(wins)} of {len(settings)} settings."
 
 
 def outcome(comparison: Comparison, setting: int) -> str:
