@@ -1,8 +1,10 @@
 """First weights: equal for all, a function of the seed, and drawn without touching anybody's random numbers."""
 
+import pytest
 import torch
 
-from manyheads.algorithms import DePRL
+from manyheads.algorithms import DePRL, FedRep
+from manyheads.initial import random_heads
 
 
 def test_the_first_weights_are_equal_for_all_and_a_function_of_the_seed(lab):
@@ -17,8 +19,26 @@ def test_the_first_weights_are_equal_for_all_and_a_function_of_the_seed(lab):
         assert not torch.equal(leaf, other[name])
 
 
+@pytest.mark.parametrize("kind", [DePRL, FedRep])
+def test_random_heads_are_each_workers_own_and_a_function_of_its_id(lab, kind):
+    algorithm = kind(heads="random")
+    ctx = lab.opened(lab.tiny(algorithm)).ctx
+    one, two = (algorithm.init(ctx).params for _ in range(2))
+    same = kind().init(ctx).params
+    for name, leaf in one.items():
+        assert torch.equal(leaf, two[name])
+        if name.startswith("head."):
+            assert len({tuple(row.flatten().tolist()) for row in leaf}) == 4
+        else:
+            assert torch.equal(leaf, same[name])
+        assert torch.equal(same[name], ctx.initial.params[name])
+    part = random_heads(ctx.model, ctx.seed, (2, 3))
+    assert all(torch.equal(leaf, one[name][2:]) for name, leaf in part.items())
+
+
 def test_opening_leaves_torchs_generator_alone(lab):
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    lab.opened(lab.tiny(DePRL(heads="random")))
+    algorithm = DePRL(heads="random")
+    algorithm.init(lab.opened(lab.tiny(algorithm)).ctx)
     assert torch.equal(torch.get_rng_state(), before)

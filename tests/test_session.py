@@ -58,7 +58,14 @@ def test_a_clip_of_zero_is_none(lab):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "tau"), [(DePRL(head_epochs=3), 3), (DePRL(head_steps=5), 5), (FedRep(head_epochs=4), 4)]
+    ("algorithm", "tau"),
+    [
+        (DePRL(head_epochs=3), 3),
+        (DePRL(head_steps=5), 5),
+        (FedRep(head_epochs=4), 4),
+        (DPSGD(), 1),
+        (DePRL(head_epochs=0), 1),
+    ],
 )
 def test_corollary_ones_schedule(lab, algorithm, tau):
     """beta = sqrt(N / K) and alpha = 1 / (tau sqrt(K)), the same in every round."""

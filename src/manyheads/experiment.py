@@ -223,18 +223,17 @@ def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
     if isinstance(algorithm, (str, type)):
         raise UserError(f"algorithm {algorithm!r} is no algorithm with its options: give one such as DePRL().")
+    values, defaults = asdict(algorithm), option_defaults(type(algorithm))  # pyright: ignore[reportArgumentType]
     for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
-        value = getattr(algorithm, spec.name)
+        value = values[spec.name]
         _check_type(spec.name, value, spec.type)
         _check_choice(spec.name, value, spec.type)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            continue
-        if value < 0 or not isfinite(value):
-            raise UserError(f"{flag(spec.name)} {value} is negative: give a number of at least 0.")
-    for unit in ("", "head_", "body_"):
-        steps, epochs = getattr(algorithm, f"{unit}steps", None), getattr(algorithm, f"{unit}epochs", None)
-        if steps is not None and epochs not in (None, option_defaults(type(algorithm))[f"{unit}epochs"]):
-            raise UserError(f"{flag(unit + 'epochs')} and {flag(unit + 'steps')} exclude each other: give one.")
+        if isinstance(value, (int, float)):
+            _not_negative(algorithm, spec.name)
+        if spec.name.endswith("steps") and value is not None:
+            twin = spec.name.removesuffix("steps") + "epochs"
+            if values.get(twin) != defaults.get(twin):
+                raise UserError(f"{flag(twin)} and {flag(spec.name)} exclude each other: give one.")
 
 
 def _positive(owner: object, *names: str) -> None:

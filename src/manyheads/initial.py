@@ -58,14 +58,12 @@ def first_state(model: Split, num_workers: int, engine: Engine, device: torch.de
     return State(everyone(params), everyone(buffers))
 
 
-def random_heads(model: Split, experiment: Experiment, ids: tuple[int, ...]) -> Params:
-    """A head of its own for each worker, where the algorithm wants that."""
-    if getattr(experiment.algorithm, "heads", "same") != "random":
-        return {}
+def random_heads(model: Split, seed: int, ids: tuple[int, ...]) -> Params:
+    """A head of its own for each worker."""
 
     def draw(worker: int) -> Params:
         head = copy.deepcopy(model.get_submodule("head"))
-        with torch_seed(key(experiment.seed, "heads", worker=worker)):
+        with torch_seed(key(seed, "heads", worker=worker)):
             for module in head.modules():
                 if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv1d)):
                     module.reset_parameters()

@@ -173,7 +173,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         rounds=_given(experiment.rounds),
         seed=experiment.seed,
         initial=first_state(model, len(federation.ids), engine, device),
-        random_heads=place(random_heads(model, experiment, federation.ids), engine, device),
+        random_heads=lambda: place(random_heads(model, experiment.seed, federation.ids), engine, device),
         share_statistics=experiment.norm == "shared",
     )
     _check_theory(runtime, ctx)
@@ -265,7 +265,8 @@ def rates(experiment: Experiment) -> Rates:
     lr, head_lr = _given(experiment.lr), _given(experiment.head_lr)
     if experiment.schedule == "corollary":
         rounds = _given(experiment.rounds)
-        tau = getattr(experiment.algorithm, "head_steps", None) or getattr(experiment.algorithm, "head_epochs", 1)
+        # Heads that never move have no rate.
+        tau = max(1, experiment.algorithm.head_passes)
         lr, head_lr = (experiment.workers / rounds) ** 0.5, 1 / (tau * rounds**0.5)
     return Rates(
         lr,

@@ -1,7 +1,7 @@
 """What an algorithm is, and what it may use: its state, its context, and the few moves that algorithms share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -80,8 +80,8 @@ class Context:
     seed: int
     initial: State
     """Every worker's first weights, equal for all."""
-    random_heads: Params
-    """First heads drawn for each worker by itself; empty when heads start equal."""
+    random_heads: Callable[[], Params]
+    """Draws a first head for each worker by itself."""
     share_statistics: bool
     """Whether BatchNorm statistics are mixed with the representation."""
 
@@ -155,8 +155,17 @@ class Algorithm(ABC):
     extra_rows: ClassVar[float] = 0.0
     """What a state holds of a worker beside its net, in sizes of that: masks, a second model."""
 
+    # Facts of most, options of some.
     order: Literal["train-mix", "mix-train"] = "train-mix"
-    """A fact of most, an option of some."""
+    evaluate: Literal["own", "mean-model"] = "own"
+    """Whose model a worker is scored with."""
+    weighting: Literal["samples", "uniform"] = "samples"
+    """What a server weighs workers by."""
+
+    @property
+    def head_passes(self) -> int:
+        """Passes, or mini-batch steps, that move heads by themselves in a round: tau in the paper."""
+        return 1
 
     def prepare(self, model: Split) -> Split:
         """The net it trains, made out of the one the user chose."""

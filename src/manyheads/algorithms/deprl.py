@@ -42,8 +42,12 @@ class DePRL(Algorithm):
     title: ClassVar[str] = "DePRL"
     private: ClassVar[frozenset[str]] = frozenset({"head"})
 
+    @property
+    def head_passes(self) -> int:
+        return amount(self.head_epochs, self.head_steps).count
+
     def init(self, ctx: Context) -> State:
-        return merge(ctx.initial, ctx.random_heads)
+        return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)

@@ -45,8 +45,12 @@ class FedRep(Algorithm):
     def __post_init__(self) -> None:
         check_share("participation", self.participation)
 
+    @property
+    def head_passes(self) -> int:
+        return amount(self.head_epochs, self.head_steps).count
+
     def init(self, ctx: Context) -> State:
-        return merge(ctx.initial, ctx.random_heads)
+        return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)

@@ -23,7 +23,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     """Who hosts whom, where every worker has a file of its own; None: the data are not in such files."""
     if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
         return None
-    if getattr(experiment.algorithm, "evaluate", "own") != "own":
+    if experiment.algorithm.evaluate != "own":
         raise UserError("--evaluate mean-model needs all models in one place, and sites keep theirs: leave it out.")
     files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))
     return Sites(place([json.loads(text) for text in files]), experiment.workers, runtime.site_timeout)
@@ -32,7 +32,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
 def sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
     """Train samples of each worker, [N]: those of others only where a server weighs workers by them, else 0."""
     own = torch.tensor(federation.train.sizes)
-    if algorithm.server and getattr(algorithm, "weighting", "samples") == "samples":
+    if algorithm.server and algorithm.weighting == "samples":
         return network.gather(own).numpy()
     sizes = np.zeros(network.num_workers, dtype=np.int64)
     sizes[network.workers.start : network.workers.stop] = own
