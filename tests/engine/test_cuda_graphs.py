@@ -1,5 +1,6 @@
 """The engine for GPUs against the plain loop: step by step on a CPU, recorded on a GPU."""
 
+import gc
 from collections import OrderedDict
 from dataclasses import replace
 
@@ -11,6 +12,7 @@ from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
@@ -334,3 +336,29 @@ def test_a_broken_worker_shows_and_harms_nobody() -> None:
     assert fit.loss[1].isinf()
     assert fit.loss[[0, 2, 5]].isfinite().all()
     torch.testing.assert_close(fit.loss[[0, 2, 5]], expected.loss[[0, 2, 5]])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_garbage_does_not_spoil_a_recording() -> None:
+    device, total = torch.device("cuda"), torch.zeros(1, device="cuda")
+
+    def step() -> None:
+        if torch.cuda.is_current_stream_capturing():
+            _ = [[] for _ in range(20_000)]  # enough for a collection
+        total.add_(1)
+
+    gc.collect()
+    before = gc.get_threshold()
+    gc.set_threshold(10_000)
+    try:
+        # What an engine that nobody has any more looks like: a graph in a cycle.
+        lost: list[object] = [Lane(device).record(step)]
+        lost.append(lost)
+        del lost
+        replay = Lane(device).record(step)
+    finally:
+        gc.set_threshold(*before)
+    total.zero_()
+    replay()
+    assert total.item() == 1

@@ -1,5 +1,6 @@
 """A lane of the device: a stream and graph memory of its own, in which steps are recorded once and replayed."""
 
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,18 +43,31 @@ class Lane:
                 step()
             self.stream.synchronize()
             graph = torch.cuda.CUDAGraph()
-            # Autograd's own thread works on the stream too: only this thread is held to the rules of a capture.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                step()
-            except Exception as error:
-                _abandon(graph)
-                reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-                raise UserError(
-                    f"the model cannot be captured as a CUDA graph ({reason}): use --engine loop."
-                ) from error
-            graph.capture_end()
+            with _no_garbage_collected():
+                # Autograd's own thread works on the stream too: only this thread is held to the rules of a capture.
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    step()
+                except Exception as error:
+                    _abandon(graph)
+                    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+                    raise UserError(
+                        f"the model cannot be captured as a CUDA graph ({reason}): use --engine loop."
+                    ) from error
+                graph.capture_end()
         return graph.replay
+
+
+@contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Inside, no graph of an engine that nobody has any more is destroyed: that would spoil a capture under way."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _abandon(graph: "torch.cuda.CUDAGraph") -> None:
