@@ -11,6 +11,7 @@ from torch import nn
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, Local
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, option_defaults
+from manyheads.recipes import RECIPES
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,14 @@ def test_a_runtime_takes_positive_numbers(name):
 def test_a_runtime_takes_paths(name):
     with pytest.raises(UserError, match=r"'runs/mine' is of the wrong type: give a pathlib\.Path"):
         Runtime(**{name: "runs/mine"})  # pyright: ignore[reportArgumentType]
+
+
+def test_a_complete_experiment_has_a_recipe_of_its_own():
+    recipe = RECIPES["digits"]
+    assert Experiment().complete(recipe).recipe == recipe
+    assert Experiment(lr=0.5, clip=0.0).complete(recipe).recipe == replace(recipe, lr=0.5, clip=0.0)
+    with pytest.raises(AssertionError, match="completed before it is used"):
+        _ = Experiment(lr=0.5).recipe
 
 
 def test_the_text_is_complete_and_canonical():

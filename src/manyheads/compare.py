@@ -43,8 +43,7 @@ class Job:
 
     @property
     def rounds(self) -> int:
-        assert self.experiment.rounds is not None, "a job's experiment is complete"
-        return self.experiment.rounds
+        return self.experiment.recipe.rounds
 
     @property
     def finished(self) -> bool:

@@ -107,9 +107,16 @@ class Experiment:
         """The experiment with every value filled in from a recipe."""
         missing = {name: value for name, value in asdict(recipe).items() if getattr(self, name) is None}
         full = replace(self, **missing)
-        if full.step_seconds is None and full.batch_size is not None:
-            full = replace(full, step_seconds=step_seconds(full.model, full.batch_size))
+        if full.step_seconds is None:
+            full = replace(full, step_seconds=step_seconds(full.recipe.model, full.recipe.batch_size))
         return full
+
+    @property
+    def recipe(self) -> Recipe:
+        """What a complete experiment is trained with: the values that may be left open until it is complete."""
+        values = {spec.name: getattr(self, spec.name) for spec in fields(Recipe)}
+        assert None not in values.values(), "an experiment is completed before it is used"
+        return Recipe(**values)
 
     def describe(self) -> dict[str, Any]:
         """Every field as JSON; objects that are not words or numbers as a description with a hash of their content."""

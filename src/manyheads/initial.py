@@ -27,10 +27,9 @@ def num_outputs(federation: Federation) -> int:
 
 def initial_model(experiment: Experiment, federation: Federation) -> Split:
     """The net with its first weights, a function of the seed, in the experiment's precision."""
-    assert experiment.model is not None, "an experiment is completed before it is used"
     with torch_seed(key(experiment.seed, "weights")):
         model = build(
-            experiment.model,
+            experiment.recipe.model,
             federation.input_shape,
             num_outputs(federation),
             head=experiment.head,

@@ -47,7 +47,7 @@ class NewWorkers:
 def join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     """A session in which new workers train heads on what a finished run has learned, one pass a round."""
     source, summary = run.experiment, run.summary()
-    if summary is None or source.rounds is None or summary["rounds"] < source.rounds:
+    if summary is None or summary["rounds"] < source.recipe.rounds:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
     learned = run.state()
     leaves = select({**learned.params, **learned.buffers}, REPRESENTATION)

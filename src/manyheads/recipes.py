@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from manyheads.data.dataset import RAW
+from manyheads.models.registry import Model
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a data set is trained with unless the user says otherwise."""
+    """What a run is trained with: as its data set wants it, unless the user says otherwise."""
 
-    model: str
+    model: Model
     batch_size: int
     lr: float
     head_lr: float

@@ -5,7 +5,7 @@ import os
 import platform
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,8 +37,6 @@ from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, without
 from manyheads.recipes import knows_speed, recipe_for
 from manyheads.topology import Mixing, build_mixing
-
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,8 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     else:
         dataset = load_sites(data, own) if own else load(data, runtime.data_dir, progress)
     speed_is_given = experiment.step_seconds is not None
-    experiment = replace(resolve(experiment, dataset), precision=pick_precision(experiment, device))
+    precision = pick_precision(experiment, device)
+    experiment = replace(resolve(experiment, dataset), precision=precision)
     algorithm = experiment.algorithm
     if processes.count > 1:
         compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
@@ -141,7 +140,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         model=copy.deepcopy(model).to(device),
         train=here.train,
         ids=federation.ids,
-        source=Source(experiment.seed, _given(experiment.batch_size), has_batchnorm(model)),
+        source=Source(experiment.seed, experiment.recipe.batch_size, has_batchnorm(model)),
         loss=loss,
         metric=experiment.metric or (_negative(loss) if federation.num_classes is None else accuracy),
         transform=experiment.transform,
@@ -149,12 +148,12 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     # The processes of a host share its cores.
     threads = runtime.threads or max(1, (os.cpu_count() or 1) // processes.local_count)
     notes = [*federation.notes, *mixing.notes]
-    precision = Precision(_given(experiment.precision), runtime.deterministic)
+    numbers = Precision(precision, runtime.deterministic)
     engine = make_engine(
         runtime.engine,
         workload,
         threads=threads,
-        precision=precision,
+        precision=numbers,
         extra_rows=experiment.algorithm.extra_rows,
         notes=notes,
     )
@@ -170,7 +169,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
         sizes=sizes_in_sites(everyone, algorithm, network) if sites else np.array(everyone.train.sizes),
         ids=federation.ids,
         source=workload.source,
-        rounds=_given(experiment.rounds),
+        rounds=experiment.recipe.rounds,
         seed=experiment.seed,
         initial=first_state(model, len(federation.ids), engine, device),
         random_heads=lambda: place(random_heads(model, experiment.seed, federation.ids), engine, device),
@@ -262,20 +261,14 @@ def pick_precision(experiment: Experiment, device: torch.device) -> str:
 
 def rates(experiment: Experiment) -> Rates:
     """The optimiser's numbers, Corollary 1's where asked for: beta = sqrt(N/K), alpha = 1/(tau sqrt(K))."""
-    lr, head_lr = _given(experiment.lr), _given(experiment.head_lr)
+    recipe = experiment.recipe
+    lr, head_lr = recipe.lr, recipe.head_lr
     if experiment.schedule == "corollary":
-        rounds = _given(experiment.rounds)
         # Heads that never move have no rate.
         tau = max(1, experiment.algorithm.head_passes)
-        lr, head_lr = (experiment.workers / rounds) ** 0.5, 1 / (tau * rounds**0.5)
+        lr, head_lr = (experiment.workers / recipe.rounds) ** 0.5, 1 / (tau * recipe.rounds**0.5)
     return Rates(
-        lr,
-        head_lr,
-        _given(experiment.momentum),
-        _given(experiment.weight_decay),
-        experiment.clip or None,
-        _given(experiment.decay),
-        experiment.schedule,
+        lr, head_lr, recipe.momentum, recipe.weight_decay, recipe.clip or None, recipe.decay, experiment.schedule
     )
 
 
@@ -302,11 +295,6 @@ def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype)
     # Train and validation shards lie over one pool: it is moved once.
     validation = replace(federation.validation.to(device, dtype), x=train.x)
     return replace(federation, train=train, validation=validation, test=federation.test.to(device, dtype))
-
-
-def _given(value: Value | None) -> Value:
-    assert value is not None, "an experiment is completed before it is used"
-    return value
 
 
 def _check_per_sample(experiment: Experiment, model: torch.nn.Module, federation: Federation) -> None:

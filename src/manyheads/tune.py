@@ -92,8 +92,8 @@ def _with_one_seed(experiments: Sequence[Experiment]) -> list[Experiment]:
 
 
 def _job(experiment: Experiment, label: str, factor: float, folder: Path) -> Job:
-    assert experiment.lr is not None and experiment.head_lr is not None, "what is tuned is complete"
-    candidate = replace(experiment, lr=_times(experiment.lr, factor), head_lr=_times(experiment.head_lr, factor))
+    before = experiment.recipe
+    candidate = replace(experiment, lr=_times(before.lr, factor), head_lr=_times(before.head_lr, factor))
     name = directory_name(candidate)
     settled = folder / name
     return Job(candidate, settled if settled.exists() else folder / FOLDER / name, f"{label}, rates × {factor:g}")

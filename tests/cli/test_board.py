@@ -10,9 +10,11 @@ import pytest
 from manyheads.cli import board
 from manyheads.compare import Job, News
 from manyheads.experiment import Experiment
+from manyheads.recipes import RECIPES
 from manyheads.record import Record
 
-JOBS = [Job(Experiment(rounds=4), Path(name), name) for name in ("old", "good", "bad")]
+EXPERIMENT = Experiment(rounds=4).complete(RECIPES["digits"])
+JOBS = [Job(EXPERIMENT, Path(name), name) for name in ("old", "good", "bad")]
 NEWS = [
     News(0, "finished", 4),
     News(1, "running", 1),

@@ -58,8 +58,7 @@ def _write_run(
         options = {"weights": "uniform" if kind.row_stochastic else "metropolis", **options}
     options = {"workers": 8, "rounds": 10, "split": "dirichlet:0.1", **options}
     experiment = Experiment(algorithm=kind(**(own or {})), **options).complete(RECIPES["digits"])
-    rounds, workers = experiment.rounds, experiment.workers
-    assert rounds is not None
+    rounds, workers = experiment.recipe.rounds, experiment.workers
     rng = np.random.default_rng([experiment.seed, list(REGISTRY).index(algorithm)])
     level = LEVELS[algorithm] + 0.01 * rng.standard_normal() if level is None else level
     ability = 0.06 * rng.standard_normal(workers)

@@ -54,8 +54,7 @@ def nets(experiment: Experiment, shape: tuple[int, ...]) -> list[Split]:
     made = []
     for worker in range(experiment.workers):
         torch.manual_seed(worker)
-        assert experiment.model is not None
-        net = build(experiment.model, shape, 3, head=experiment.head, norm=experiment.norm).to(experiment.dtype)
+        net = build(experiment.recipe.model, shape, 3, head=experiment.head, norm=experiment.norm).to(experiment.dtype)
         with torch.no_grad():
             for p in net.parameters():
                 p.add_(torch.randn_like(p))

@@ -44,14 +44,13 @@ def run(args: argparse.Namespace) -> None:
     with terminal.waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
     experiment = replace(resolve(asked, dataset), precision=asked.precision or "tf32")
-    assert experiment.batch_size is not None, "an experiment is completed before it is used"
     federation = deal(experiment, dataset)
     plan = plan_memory(
         initial_model(experiment, federation),
         num_workers=experiment.workers,
         input_shape=federation.input_shape,
         num_samples=len(federation.train.x),
-        batch_size=experiment.batch_size,
+        batch_size=experiment.recipe.batch_size,
         precision=Precision(str(experiment.precision)),
         extra_rows=experiment.algorithm.extra_rows,
     )

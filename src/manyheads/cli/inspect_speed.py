@@ -38,11 +38,10 @@ def run(args: argparse.Namespace) -> None:
     with terminal.waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
     experiment = resolve(asked, dataset)
-    assert experiment.batch_size is not None, "an experiment is completed before it is used"
     everything = data.federate(dataset, workers=1, split="iid", validation=0.0, seed=experiment.seed)
     model = initial_model(experiment, everything)
     with terminal.waiting(f"training {experiment.model}"):
-        seconds = measure_step_seconds(model, everything.input_shape, experiment.batch_size)
+        seconds = measure_step_seconds(model, everything.input_shape, experiment.recipe.batch_size)
     print(
         terminal.facts(
             [

@@ -96,11 +96,10 @@ class Run:
             raise UserError(
                 f"{self.path} does not have the model of worker {worker}: give the run of that worker's site."
             )
-        assert experiment.model is not None, "experiment.json is complete"
         # The first weights are overwritten: they must not use up the caller's random numbers.
         with torch_seed(0):
             net = build(
-                experiment.model,
+                experiment.recipe.model,
                 tuple(described["input_shape"]),
                 described["num_outputs"],
                 head=experiment.head,

@@ -161,7 +161,7 @@ class RunDirectory:
 
     def _take_up(self, experiment: Experiment, content: str | None) -> None:
         """Write experiment.json, unless one is there: that one must be of the same run, on the same data."""
-        assert experiment.rounds is not None, "an experiment is completed before it is run"
+        rounds = experiment.recipe.rounds
         for part in self.path.glob(".*.part"):
             part.unlink()
         path = self.path / EXPERIMENT
@@ -179,11 +179,11 @@ class RunDirectory:
                     f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
                     " or choose another --out."
                 )
-            if self.finished(experiment.rounds) or stored.get("rounds") == experiment.rounds:
+            if self.finished(rounds) or stored.get("rounds") == rounds:
                 return
-            if (done := latest_round(self.path / CHECKPOINT)) > experiment.rounds:
+            if (done := latest_round(self.path / CHECKPOINT)) > rounds:
                 raise UserError(
-                    f"{self.path} has come to round {done}, beyond --rounds {experiment.rounds}: give at least {done},"
+                    f"{self.path} has come to round {done}, beyond --rounds {rounds}: give at least {done},"
                     " or choose another --out."
                 )
         write_atomically(path, experiment.to_json().encode())
