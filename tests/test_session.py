@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, FedRep, Local
+from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, Local
 from manyheads.data import Dataset
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import train
-from manyheads.session import open_session, pick_device
+from manyheads.session import open_session
 
 
 def test_nothing_is_left_open(lab):
@@ -22,21 +22,6 @@ def test_nothing_is_left_open(lab):
     assert again.experiment == session.experiment
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "graph", "weights"),
-    [
-        (DePRL(), "ring", "metropolis"),
-        (DPSGD(), "ring", "metropolis"),
-        (DisPFL(), "ring", "uniform"),
-        (FedAvg(), "server", None),
-        (Local(), "none", None),
-    ],
-)
-def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
-    experiment = lab.opened(lab.tiny(algorithm)).experiment
-    assert (experiment.graph, experiment.weights) == (graph, weights)
-
-
 def test_all_algorithms_share_partition_graph_and_first_weights(lab):
     sessions = [lab.opened(lab.tiny(algorithm)) for algorithm in (DePRL(), DPSGD(), FedAvg(), Local())]
     first = sessions[0]
@@ -44,35 +29,6 @@ def test_all_algorithms_share_partition_graph_and_first_weights(lab):
         assert other.federation.digest() == first.federation.digest()
         for name, leaf in first.ctx.initial.params.items():
             assert torch.equal(other.ctx.initial.params[name], leaf)
-
-
-def test_rates_decay_every_round(lab):
-    rates = lab.opened(lab.tiny(DePRL(), lr=0.4, head_lr=0.2, decay=0.5)).ctx.rates
-    assert [rates.sgd(round).lr for round in range(3)] == [0.4, 0.2, 0.1]
-    assert [rates.sgd(round, head=True).lr for round in range(3)] == [0.2, 0.1, 0.05]
-    assert (rates.momentum, rates.weight_decay, rates.clip) == (0.5, 0.001, 1.0)
-
-
-def test_a_clip_of_zero_is_none(lab):
-    assert lab.opened(lab.tiny(DePRL(), clip=0.0)).ctx.rates.sgd(0).clip is None
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "tau"),
-    [
-        (DePRL(head_epochs=3), 3),
-        (DePRL(head_steps=5), 5),
-        (FedRep(head_epochs=4), 4),
-        (DPSGD(), 1),
-        (DePRL(head_epochs=0), 1),
-    ],
-)
-def test_corollary_ones_schedule(lab, algorithm, tau):
-    """beta = sqrt(N / K) and alpha = 1 / (tau sqrt(K)), the same in every round."""
-    rates = lab.opened(lab.tiny(algorithm, schedule="corollary", rounds=25)).ctx.rates
-    for round in (0, 7):
-        assert rates.sgd(round).lr == pytest.approx((4 / 25) ** 0.5)
-        assert rates.sgd(round, head=True).lr == pytest.approx(1 / (tau * 5))
 
 
 @pytest.mark.parametrize(
@@ -105,19 +61,6 @@ def test_single_samples_and_batchnorm_exclude_each_other(lab):
 
     with pytest.raises(UserError, match="batch-size 1"):
         lab.opened(lab.tiny(DePRL(), model=normed, batch_size=1))
-
-
-@pytest.mark.parametrize("precision", ["bf16", "tf32"])
-def test_precisions_of_gpus_are_refused_on_a_cpu(lab, precision):
-    """They would be computed as float32 there, under the name of something else."""
-    with pytest.raises(UserError, match=precision):
-        lab.opened(lab.tiny(DePRL(), precision=precision))
-
-
-@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "mps"])
-def test_devices_that_are_not_there_are_refused(name):
-    with pytest.raises(UserError, match=f"'{name}'"):
-        pick_device(name)
 
 
 def test_a_regression_needs_a_loss_and_is_scored_by_it(lab):

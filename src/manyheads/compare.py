@@ -24,9 +24,10 @@ from manyheads.data.federation import saved_content
 from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
+from manyheads.parts import connect, deal, pick_device, resolve
 from manyheads.record import Record
 from manyheads.rounds import run
-from manyheads.session import connect, deal, open_session, pick_device, pick_precision, resolve
+from manyheads.session import open_session
 from manyheads.store import RunDirectory
 from manyheads.store.layout import EXPERIMENT, PARTITION
 
@@ -78,7 +79,7 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experi
     for experiment in experiments:
         data = experiment.data
         dataset = load_once(data) if isinstance(data, str) else data
-        complete = replace(resolve(experiment, dataset), precision=pick_precision(experiment, device))
+        complete = resolve(experiment, dataset, device)
         before = found.setdefault(complete.run_id, complete)
         if before.rounds != complete.rounds:
             given = f"--rounds {before.rounds} and {complete.rounds}"

@@ -9,7 +9,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from manyheads.errors import UserError
 from manyheads.network import meeting
 from manyheads.network.meeting import _have_gpus_of_their_own, _meet, _open_store, join
-from manyheads.session import pick_device
+from manyheads.parts import pick_device
 
 
 def meet(store: HashStore, names: list[str]) -> list[str]:

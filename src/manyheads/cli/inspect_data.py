@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import given
     from manyheads.data.federation import describe
     from manyheads.experiment import Experiment, Runtime
-    from manyheads.session import deal
+    from manyheads.parts import deal
 
     experiment, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     name = str(experiment.data)

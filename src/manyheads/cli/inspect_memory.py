@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.engine.cuda_graphs.memory import free_memory
     from manyheads.experiment import Runtime
     from manyheads.initial import initial_model
-    from manyheads.session import deal, pick_device, resolve
+    from manyheads.parts import deal, pick_device, resolve
 
     if args.memory is not None and not args.memory > 0:
         raise UserError(f"--memory {args.memory:g} is not positive: give the GB that a GPU has.")

@@ -75,7 +75,7 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     from manyheads.algorithms import get_algorithm
     from manyheads.data import Dataset
     from manyheads.experiment import Experiment
-    from manyheads.session import resolve
+    from manyheads.parts import resolve
 
     kind = get_algorithm(description["algorithm"]["name"])
     # One blank sample stands for the data, of which a recipe needs the name alone, or else the shape.

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.experiment import Experiment, Runtime
     from manyheads.initial import initial_model
     from manyheads.metrics.clock import measure_step_seconds
-    from manyheads.session import resolve
+    from manyheads.parts import resolve
 
     asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:

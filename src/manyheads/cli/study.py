@@ -116,7 +116,7 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
 
 def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
     """The runs that are not recorded, with their time and memory."""
-    from manyheads.session import pick_device
+    from manyheads.parts import pick_device
     from manyheads.studies.cost import Costs, total
     from manyheads.terminal import human_bytes, human_seconds, table
 

@@ -15,8 +15,9 @@ from manyheads.compare import Job, News, run_jobs
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 from manyheads.join import join
+from manyheads.parts import pick_device
 from manyheads.rounds import run
-from manyheads.session import open_session, pick_device
+from manyheads.session import open_session
 from manyheads.store import Run, RunDirectory
 from manyheads.store.layout import PARTITION
 from manyheads.studies.records import Records

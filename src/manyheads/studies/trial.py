@@ -13,7 +13,7 @@ from manyheads.data import Dataset
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Precision, Runtime, flat, option_defaults
 from manyheads.join import NewWorkers
-from manyheads.session import resolve
+from manyheads.parts import resolve
 
 SEEDS = (1, 12, 123, 1234)
 """The paper's."""

@@ -1,0 +1,110 @@
+"""What follows from an experiment on its data and device: nothing left open, who holds what, who mixes with whom."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from manyheads.algorithms.base import Rates
+from manyheads.algorithms.phases import WHOLE
+from manyheads.data import Dataset, Federation, federate, is_own_file
+from manyheads.data.sites import is_per_worker
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment
+from manyheads.network.meeting import local_rank
+from manyheads.recipes import recipe_for
+from manyheads.topology import Mixing, build_mixing
+
+
+def resolve(experiment: Experiment, dataset: Dataset, device: torch.device | None = None) -> Experiment:
+    """The experiment with nothing left open; its precision only where a device is given to compute it on."""
+    name = experiment.data if isinstance(experiment.data, str) else ""
+    changes: dict[str, Any] = _exchange(experiment)
+    if is_per_worker(name):
+        changes["split"] = "natural"
+    if device is not None:
+        changes["precision"] = _precision(experiment, device)
+    return replace(experiment.complete(recipe_for(name, tuple(dataset.x_train.shape[1:]))), **changes)
+
+
+def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
+    """Who holds what of a data set; of one that has the samples of some workers only, these are named."""
+    workers = range(experiment.workers) if hosted is None else hosted
+    federation = federate(
+        dataset,
+        workers=len(workers),
+        first=workers.start,
+        split=experiment.split,
+        test_split=experiment.test_split,
+        relabel=experiment.relabel,
+        validation=experiment.validation,
+        seed=experiment.seed,
+    )
+    return replace(federation, content=dataset.digest() if is_own_file(experiment.data) else None)
+
+
+def connect(experiment: Experiment) -> Mixing:
+    """Who mixes with whom in a complete experiment."""
+    return build_mixing(
+        # A server or no exchange at all needs no graph; a ring then only says who is present.
+        "ring" if experiment.graph in ("server", "none") else experiment.graph,
+        experiment.workers,
+        weights=experiment.weights or "metropolis",
+        redraw=experiment.redraw,
+        link_failure=experiment.link_failure,
+        worker_failure=experiment.worker_failure,
+        seed=experiment.seed,
+        allow_row_stochastic=experiment.algorithm.row_stochastic,
+    )
+
+
+def rates(experiment: Experiment) -> Rates:
+    """The optimiser's numbers, Corollary 1's where asked for: beta = sqrt(N/K), alpha = 1/(tau sqrt(K))."""
+    recipe = experiment.recipe
+    lr, head_lr = recipe.lr, recipe.head_lr
+    if experiment.schedule == "corollary":
+        # Heads that never move have no rate.
+        tau = max(1, experiment.algorithm.head_passes)
+        lr, head_lr = (experiment.workers / recipe.rounds) ** 0.5, 1 / (tau * recipe.rounds**0.5)
+    return Rates(
+        lr, head_lr, recipe.momentum, recipe.weight_decay, recipe.clip or None, recipe.decay, experiment.schedule
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device called ``name``; auto takes a GPU where there is one. The processes of a host share its GPUs out."""
+    gpus = torch.cuda.device_count()
+    if name == "auto" and not gpus:
+        return torch.device("cpu")
+    if name in ("auto", "cuda") and gpus:
+        return torch.device("cuda", local_rank() % gpus)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise UserError(f"unknown device '{name}'. Allowed: auto, cpu, cuda, cuda:K.")
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise UserError(f"device '{name}' was asked for, but torch sees {gpus} GPUs: use --device cpu.")
+    return device
+
+
+def _exchange(experiment: Experiment) -> dict[str, Any]:
+    """Graph and weights as the algorithm has them, whatever a comparison sets for others."""
+    algorithm, graph = experiment.algorithm, experiment.graph
+    if algorithm.server:
+        return {"graph": "server", "weights": None, "redraw": False}
+    if algorithm.private == WHOLE:
+        return {"graph": "none", "weights": None, "redraw": False}
+    if graph in ("server", "none"):
+        raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
+    return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
+
+
+def _precision(experiment: Experiment, device: torch.device) -> str:
+    """The numbers to train in: on a GPU tf32 unless another is given; tf32 and bf16 are a GPU's."""
+    default = "tf32" if device.type == "cuda" else "float32"
+    given = experiment.precision or default
+    if device.type != "cuda" and given in ("tf32", "bf16"):
+        raise UserError(f"--precision {given} needs a GPU: use float32, or --device cuda.")
+    return given

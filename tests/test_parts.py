@@ -1,0 +1,72 @@
+"""What follows from an experiment: graph, weights, rates, precision and device."""
+
+import pytest
+import torch
+
+from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, FedRep, Local
+from manyheads.data import Dataset
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment
+from manyheads.parts import pick_device, rates, resolve
+
+
+def complete(experiment: Experiment) -> Experiment:
+    assert isinstance(experiment.data, Dataset)
+    return resolve(experiment, experiment.data, torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "graph", "weights"),
+    [
+        (DePRL(), "ring", "metropolis"),
+        (DPSGD(), "ring", "metropolis"),
+        (DisPFL(), "ring", "uniform"),
+        (FedAvg(), "server", None),
+        (Local(), "none", None),
+    ],
+)
+def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
+    experiment = complete(lab.tiny(algorithm))
+    assert (experiment.graph, experiment.weights) == (graph, weights)
+
+
+def test_rates_decay_every_round(lab):
+    found = rates(complete(lab.tiny(DePRL(), lr=0.4, head_lr=0.2, decay=0.5)))
+    assert [found.sgd(round).lr for round in range(3)] == [0.4, 0.2, 0.1]
+    assert [found.sgd(round, head=True).lr for round in range(3)] == [0.2, 0.1, 0.05]
+    assert (found.momentum, found.weight_decay, found.clip) == (0.5, 0.001, 1.0)
+
+
+def test_a_clip_of_zero_is_none(lab):
+    assert rates(complete(lab.tiny(DePRL(), clip=0.0))).sgd(0).clip is None
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "tau"),
+    [
+        (DePRL(head_epochs=3), 3),
+        (DePRL(head_steps=5), 5),
+        (FedRep(head_epochs=4), 4),
+        (DPSGD(), 1),
+        (DePRL(head_epochs=0), 1),
+    ],
+)
+def test_corollary_ones_schedule(lab, algorithm, tau):
+    """beta = sqrt(N / K) and alpha = 1 / (tau sqrt(K)), the same in every round."""
+    found = rates(complete(lab.tiny(algorithm, schedule="corollary", rounds=25)))
+    for round in (0, 7):
+        assert found.sgd(round).lr == pytest.approx((4 / 25) ** 0.5)
+        assert found.sgd(round, head=True).lr == pytest.approx(1 / (tau * 5))
+
+
+@pytest.mark.parametrize("precision", ["bf16", "tf32"])
+def test_precisions_of_gpus_are_refused_on_a_cpu(lab, precision):
+    """They would be computed as float32 there, under the name of something else."""
+    with pytest.raises(UserError, match=precision):
+        complete(lab.tiny(DePRL(), precision=precision))
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "mps"])
+def test_devices_that_are_not_there_are_refused(name):
+    with pytest.raises(UserError, match=f"'{name}'"):
+        pick_device(name)
