@@ -1,5 +1,6 @@
 """Table 5 and the speed-up in rounds: times read off the records, equal work in every round."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,3 +54,16 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     # The made-up losses do not depend on the number of workers.
     last = (tmp_path / "speedup.csv").read_text().splitlines()[-1].split(",")
     assert (last[3:6], float(last[6])) == (["growing", "32", "4"], 0.5)
+
+
+def test_a_measure_that_never_falls_has_no_target(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    for trial in without_repeats(get_study("speedup").grid(QUICK)):
+        records_lab.write(records, trial)
+        metrics = records.path(trial) / "metrics.jsonl"
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        rising = [{**row, "theory_grad_phi": float(row["round"])} for row in rows]
+        metrics.write_text("".join(json.dumps(row) + "\n" for row in rising))
+    get_study("speedup").write(QUICK, records, tmp_path)
+    measures = {line.split(",")[1] for line in (tmp_path / "speedup.csv").read_text().splitlines()[1:]}
+    assert measures == {"train loss"}

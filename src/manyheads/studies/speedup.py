@@ -127,7 +127,8 @@ def _speedup(results: Results, report: Report) -> None:
     report.parts.append(
         f"DePRL on a ring: in each round {batches} mini-batches of every worker move its representation and twice as "
         "many its head, whatever the number of workers; constant rates without momentum. *Target*: the lowest value "
-        "that all numbers of workers come to. *Linear*: the rounds of 4 workers, divided."
+        "that all numbers of workers come to; a measure that some of them never bring below its first value has none. "
+        "*Linear*: the rounds of 4 workers, divided."
     )
     rows = []
     for data, (measure, meaning) in product(results.values("data"), _MEASURES.items()):
@@ -148,10 +149,15 @@ def _speedup(results: Results, report: Report) -> None:
 
 
 def _rounds_to_target(results: Results, measure: str, **place: Any) -> tuple[float, dict[int, float]]:
-    """The lowest value that all numbers of workers come to, and the rounds each of them takes to it."""
+    """The lowest value that all numbers of workers come to, and the rounds each of them takes to it.
+
+    No rounds where the values of some number of workers never fall.
+    """
     runs = {count: results.runs(workers=count, **place) for count in results.values("workers")}
     falls = {count: _falling(here, measure) for count, here in runs.items() if here}
     if len(falls) < 2:
+        return 0.0, {}
+    if any(values[-1] == values[0] for _, values in falls.values()):
         return 0.0, {}
     target = max(float(values[-1]) for _, values in falls.values())
     return target, {count: float(x[int((values <= target).argmax())]) for count, (x, values) in falls.items()}
