@@ -97,6 +97,18 @@ def test_rates_that_explode_stop_the_run_before_anything_bad_is_kept(lab, tmp_pa
     assert not (runtime.out / "metrics.jsonl").exists() or not (runtime.out / "metrics.jsonl").read_text()
 
 
+def test_the_directory_is_taken_up_before_the_first_round_and_given_back(lab, tmp_path):
+    runtime = dataclasses.replace(lab.cpu, out=tmp_path / "run")
+    session, other = (dataclasses.replace(lab.opened(lab.tiny(DePRL(), seed=seed)), runtime=runtime) for seed in (1, 2))
+    steps = run(session)
+    with pytest.raises(UserError, match="another process is writing"):
+        run(session)
+    del steps
+    with pytest.raises(UserError, match="another experiment"):
+        run(other)
+    assert [step.round for step in run(session)] == [1, 2]
+
+
 def test_training_is_lazy(lab):
     """A generator: nothing runs before it is asked for, and whoever asks may stop."""
     records = train(lab.tiny(DePRL(), rounds=10**6), lab.cpu)

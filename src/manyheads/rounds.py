@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
+from pathlib import Path
 
 from manyheads.algorithms.base import State
 from manyheads.errors import UserError
@@ -40,58 +41,80 @@ def train(experiment: Experiment, runtime: Runtime | None = None) -> Iterator[Re
 
 
 def run(session: Session) -> Iterator[Step]:
-    """Run a session's rounds; with a run directory, from where it stops, keeping everything in it."""
-    experiment, runtime, ctx = session.experiment, session.runtime, session.ctx
-    if session.sites and session.sites.away and runtime.out is None:
-        raise session.sites.never_there(experiment.data)
-    if runtime.out is None:
-        yield from _rounds(session, 0, experiment.algorithm.init(ctx), 0.0, 0.0, None)
-        return
-    processes, sharers, sites = session.processes, session.sharers, session.sites
-    directory = RunDirectory(session.folder(runtime.out))
-    with ExitStack() as stack:
-        if sites and sites.away and not processes.total(directory.path.exists()):
+    """Run a session's rounds; with a run directory, from where it stops, keeping everything in it.
+
+    The directory is taken up at once, before the first round is asked for: a mistake about it shows here.
+    """
+    experiment, sites, out = session.experiment, session.sites, session.runtime.out
+    if out is None:
+        if sites and sites.away:
             raise sites.never_there(experiment.data)
-        if sharers.rank == 0:
-            content, patience = session.everyone.content, sharers.patience
-            directory = RunDirectory.open(
-                directory.path, experiment, resume=runtime.resume, patience=patience, content=content
-            )
-            stack.enter_context(directory.lock(patience))
-        # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
-        finished = sharers.rank == 0 and directory.finished(ctx.rounds)
-        if processes.total(finished):
-            if sites and not finished:
-                raise UserError(
-                    f"the other sites have ended these {ctx.rounds} rounds without this one: give more --rounds."
-                )
-            session.notes.append(f"{directory.path} already holds these {ctx.rounds} rounds: nothing to do.")
-            return
+        return _rounds(session, 0, experiment.algorithm.init(session.ctx), 0.0, 0.0, None)
+    with ExitStack() as held:
+        directory = _open_directory(session, session.folder(out), held)
+        if _is_finished(session, directory):
+            return iter(())
         saver = Saver(session, directory)
-        with sharers.one_before_others():
-            snapshot, notes = saver.load()
-        session.notes.extend(notes)
-        round, state, seconds, simulated = 0, None, 0.0, 0.0
-        if snapshot is not None:
-            round, state = snapshot.round, restore(session, snapshot)
-            seconds, simulated = snapshot.seconds, snapshot.simulated_seconds
-        found = set(map(int, processes.texts(str(round))))
-        if sites:
-            sites.take_up(directory.path, max(found), round)
-            session.notes.extend(sites.disturbances)
-            round = max(found)
-            if processes.decide(sites.overdue()):
-                raise sites.given_up()
-        elif len(found) > 1:
-            raise UserError(f"{directory.path} shows the processes checkpoints of rounds {found}: start again.")
-        if sharers.rank == 0:
-            if directory.cut_back(round) or round:
-                session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
-            session.everyone.save(directory.path / PARTITION)
-        if state is not None and round == ctx.rounds:
-            # Killed between its last checkpoint and its summary.
-            saver.finish(state, directory.record(round))
-        yield from _rounds(session, round, state or experiment.algorithm.init(ctx), seconds, simulated, saver)
+        return _holding(held.pop_all(), _rounds(session, *_take_up(session, saver), saver))
+
+
+def _open_directory(session: Session, path: Path, held: ExitStack) -> RunDirectory:
+    """The run directory, locked for as long as ``held`` is."""
+    sites, sharers = session.sites, session.sharers
+    if sites and sites.away and not session.processes.total(path.exists()):
+        raise sites.never_there(session.experiment.data)
+    if sharers.rank > 0:
+        return RunDirectory(path)
+    resume, content = session.runtime.resume, session.everyone.content
+    directory = RunDirectory.open(path, session.experiment, resume=resume, patience=sharers.patience, content=content)
+    held.enter_context(directory.lock(sharers.patience))
+    return directory
+
+
+def _is_finished(session: Session, directory: RunDirectory) -> bool:
+    rounds = session.ctx.rounds
+    # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
+    finished = session.sharers.rank == 0 and directory.finished(rounds)
+    if not session.processes.total(finished):
+        return False
+    if session.sites and not finished:
+        raise UserError(f"the other sites have ended these {rounds} rounds without this one: give more --rounds.")
+    session.notes.append(f"{directory.path} already holds these {rounds} rounds: nothing to do.")
+    return True
+
+
+def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
+    """Where the run goes on: the rounds that are done, the state after them, seconds and simulated seconds."""
+    directory, processes, sites = saver.directory, session.processes, session.sites
+    with session.sharers.one_before_others():
+        snapshot, notes = saver.load()
+    session.notes.extend(notes)
+    round = snapshot.round if snapshot else 0
+    found = set(map(int, processes.texts(str(round))))
+    if sites:
+        sites.take_up(directory.path, max(found), round)
+        session.notes.extend(sites.disturbances)
+        round = max(found)
+        if processes.decide(sites.overdue()):
+            raise sites.given_up()
+    elif len(found) > 1:
+        raise UserError(f"{directory.path} shows the processes checkpoints of rounds {found}: start again.")
+    if session.sharers.rank == 0:
+        if directory.cut_back(round) or round:
+            session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
+        session.everyone.save(directory.path / PARTITION)
+    if snapshot is None:
+        return round, session.experiment.algorithm.init(session.ctx), 0.0, 0.0
+    state = restore(session, snapshot)
+    if round == session.ctx.rounds:
+        # Killed between its last checkpoint and its summary.
+        saver.finish(state, directory.record(round))
+    return round, state, snapshot.seconds, snapshot.simulated_seconds
+
+
+def _holding(held: ExitStack, steps: Iterator[Step]) -> Iterator[Step]:
+    with held:
+        yield from steps
 
 
 def _rounds(

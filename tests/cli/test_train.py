@@ -69,9 +69,32 @@ def test_another_experiment_is_not_overwritten(capsys: pytest.CaptureFixture) ->
     _train(capsys, "local", *SMALL, "--out", "run", "--quiet")
     kept = Path("run/summary.json").read_bytes()
     assert main(["train", "local", *SMALL, "--seed", "2", "--out", "run"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    caught = capsys.readouterr()
+    (line,) = caught.err.splitlines()
     assert "run holds another experiment (seed 1 there, 2 here)" in line
+    assert caught.out == ""
     assert Path("run/summary.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--out", "file"], "file is a file"),
+        (["--out", "file/run"], "Not a directory"),
+        (["--out", "folder"], "folder is not empty and no run directory"),
+        (["--out", "nowhere", "--resume"], "there is no run in nowhere"),
+    ],
+)
+def test_a_mistake_about_the_directory_is_all_that_is_said(
+    capsys: pytest.CaptureFixture, words: list[str], said: str
+) -> None:
+    Path("file").touch()
+    Path("folder").mkdir()
+    Path("folder", "thesis.tex").touch()
+    assert main(["train", "local", *SMALL, *words]) == 2
+    caught = capsys.readouterr()
+    (line,) = caught.err.splitlines()
+    assert said in line and caught.out == ""
 
 
 def _files(out: Path) -> dict[Path, bytes]:

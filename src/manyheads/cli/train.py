@@ -61,11 +61,12 @@ def train(session: "Session", *, quiet: bool) -> None:
 
     out = session.runtime.out or _default_out(session)
     session = replace(session, runtime=replace(session.runtime, out=out))
-    if not quiet:
-        print(_headline(session), flush=True)
     stopped = "stopped"
     try:
-        for step in terminal.follow(rounds_of(session), session.ctx.rounds, session.notes, quiet=quiet):
+        steps = rounds_of(session)
+        if not quiet:
+            print(_headline(session), flush=True)
+        for step in terminal.follow(steps, session.ctx.rounds, session.notes, quiet=quiet):
             stopped = f"stopped at round {step.round}"
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"{stopped}; the same command continues it.") from None
