@@ -83,6 +83,12 @@ def test_a_line_that_goes_nowhere_is_a_level_without_points():
     assert "Local" in texts(picture)
 
 
+def test_a_few_places_are_named_one_by_one_unless_they_are_too_close():
+    apart, close = (line(points=4, x=np.array(x)) for x in ((4.0, 8.0, 16.0, 32.0), (1.0, 2.0, 3.0, 100.0)))
+    assert {"4", "8", "16", "32"} <= set(texts(curves("a", [apart], ROUND, ACCURACY)))
+    assert "3" not in texts(curves("a", [close], ROUND, ACCURACY))
+
+
 def test_logarithmic_axes_name_their_powers():
     axis = Axis("consensus error", lambda value: f"{value:.2g}", log=True)
     y = 10.0 ** -np.arange(1, 11)

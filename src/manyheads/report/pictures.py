@@ -35,6 +35,8 @@ _MOST_VECTORS = 1500
 """From here on the links of a graph are drawn as one image."""
 _MOST_MAPPED = 100
 """Workers whose similarities answer the pointer; the values of more would make the page heavy."""
+_FEW_PLACES = 8
+"""So many places on the x axis are marked and named one by one, unless two of them are too close."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -101,18 +103,21 @@ def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float |
         room = 0.25 + 0.062 * max(map(len, labels))
         figure, axes = _figure(max(4.05, 2.5 + room), 2.8, right=room)
         ends: list[_End] = []
+        places = _few_places(lines, x)
         for line in lines:
             colour = COLOURS[line.colour % len(COLOURS)]
             height = y.factor * line.y[-1]
             if line.level:
                 axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
             else:
-                _plot(axes, line, x, y, colour)
+                _plot(axes, line, x, y, colour, marked=bool(places))
             ends.append(_End(_cut(line.label), colour, height, None if line.level else x.factor * line.x[-1]))
         if floor is not None:
             axes.axhline(y.factor * floor, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
             ends.append(_End("majority floor", FAINT, y.factor * floor, None))
         _ticks(axes, x, y)
+        if places:
+            axes.set_xticks(places)
         axes.set_xlabel(x.label)
         axes.set_title(y.label, loc="left", color=INK, fontsize=_TITLE_SIZE, pad=8)
         _name_ends(figure, axes, ends)
@@ -226,6 +231,13 @@ def _ticks(axes: "Axes", x: Axis, y: Axis) -> None:
     axes.margins(x=0)
 
 
+def _few_places(lines: Sequence[Line], x: Axis) -> list[float]:
+    """Where the lines' points are on the x axis, if those are few and apart; else nothing."""
+    places = np.unique([x.factor * value for line in lines if not line.level for value in line.x])
+    apart = 2 <= len(places) <= _FEW_PLACES and np.diff(places).min() > 0.05 * np.ptp(places)
+    return places.tolist() if apart and not x.log else []
+
+
 def _tick(value: float, _: int) -> str:
     """A number on an axis; far from 1 as 10⁻⁷."""
     if value == 0 or 1e-4 < abs(value) < 1e6:
@@ -238,14 +250,15 @@ def _cut(label: str) -> str:
     return label if len(label) <= _LONGEST_LABEL else f"{label[: _LONGEST_LABEL - 1]}…"
 
 
-def _plot(axes: "Axes", line: Line, to_x: Axis, to_y: Axis, colour: str) -> None:
+def _plot(axes: "Axes", line: Line, to_x: Axis, to_y: Axis, colour: str, *, marked: bool) -> None:
     x, y, deviation = to_x.factor * line.x, to_y.factor * line.y, to_y.factor * line.deviation
     if deviation.any():
         # On a logarithmic axis the band must not reach zero, where it would have no end.
         low = np.maximum(y - deviation, y / 10) if to_y.log else y - deviation
         axes.fill_between(x, low, y + deviation, color=colour, alpha=0.16, linewidth=0)
     style = (0, (4, 1.6)) if line.dashed else "-"
-    axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, marker="o" if len(x) == 1 else "", markersize=4)
+    marker = "o" if marked or len(x) == 1 else ""
+    axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, marker=marker, markersize=4, clip_on=not marker)
 
 
 def _name_ends(figure: "Figure", axes: "Axes", ends: Sequence[_End]) -> None:
