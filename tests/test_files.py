@@ -50,6 +50,14 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_folder_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path, Path(".")):
+        with pytest.raises(UserError, match=r"cannot write .*: Is a directory\."):
+            write_atomically(path, b"new")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_new_files_have_the_usual_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(b"")
     write_atomically(tmp_path / "ours", b"")

@@ -1,5 +1,6 @@
 """Files that appear whole or not at all: bytes, JSON and tensors, written atomically."""
 
+import errno
 import hashlib
 import json
 import os
@@ -35,6 +36,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
     What a killed process leaves behind is called ``.NAME.*.part``.
     """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with part.open("wb") as file:
