@@ -52,7 +52,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_a_folder_is_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for path in (tmp_path, Path(".")):
+    for path in (tmp_path, Path()):
         with pytest.raises(UserError, match=r"cannot write .*: Is a directory\."):
             write_atomically(path, b"new")
     assert list(tmp_path.iterdir()) == []
