@@ -96,7 +96,7 @@ def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
 
 def test_what_is_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
     checkpoints = single(tmp_path)
-    checkpoints.save(snapshot(12))
+    save_all([checkpoints], 12)
     found, notes = checkpoints.load()
     assert found is not None
     assert same(found, snapshot(12))
@@ -106,7 +106,7 @@ def test_what_is_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
 
 def test_leaves_keep_their_order_because_sums_over_them_depend_on_it(tmp_path: Path) -> None:
     checkpoints = single(tmp_path)
-    checkpoints.save(snapshot(1))
+    save_all([checkpoints], 1)
     found, _ = checkpoints.load()
     assert found is not None
     assert list(found.params) == list(snapshot(1).params) != sorted(snapshot(1).params)
@@ -114,7 +114,7 @@ def test_leaves_keep_their_order_because_sums_over_them_depend_on_it(tmp_path: P
 
 def test_a_loaded_state_owns_its_memory(tmp_path: Path) -> None:
     checkpoints = single(tmp_path)
-    checkpoints.save(snapshot(1))
+    save_all([checkpoints], 1)
     found, _ = checkpoints.load()
     assert found is not None
     found.params["head.bias"].zero_()
@@ -124,7 +124,7 @@ def test_a_loaded_state_owns_its_memory(tmp_path: Path) -> None:
 def test_the_last_two_are_kept_in_the_layout_of_the_docs(tmp_path: Path) -> None:
     checkpoints = single(tmp_path)
     for round in (4, 8, 12):
-        checkpoints.save(snapshot(round))
+        save_all([checkpoints], round)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000008", "round-000012"]
     files = sorted(path.name for path in (tmp_path / "round-000012").iterdir())
     assert files == ["manifest.json", "rows-00000-00011.safetensors"]
@@ -240,7 +240,7 @@ def test_files_may_take_a_while_to_show_on_another_host(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
-    single(tmp_path).save(snapshot(4))
+    save_all([single(tmp_path)], 4)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     other = Checkpoints(tmp_path, run_id="xyz", num_workers=NUM_WORKERS, workers=range(NUM_WORKERS))
     with pytest.raises(UserError, match="belongs to run abc, and this is run xyz"):
@@ -271,7 +271,7 @@ def test_damage_falls_back_to_the_checkpoint_before_and_says_so(tmp_path: Path, 
     name, harm, reason = DAMAGE[case]
     checkpoints = single(tmp_path)
     for round in (8, 12):
-        checkpoints.save(snapshot(round))
+        save_all([checkpoints], round)
     harm(tmp_path / "round-000012" / name)
     found, notes = checkpoints.load()
     assert found is not None
@@ -284,7 +284,7 @@ def test_damage_falls_back_to_the_checkpoint_before_and_says_so(tmp_path: Path, 
 def test_when_all_are_damaged_the_run_starts_over(tmp_path: Path) -> None:
     checkpoints = single(tmp_path)
     for round in (8, 12):
-        checkpoints.save(snapshot(round))
+        save_all([checkpoints], round)
         _empty(tmp_path / f"round-{round:06d}" / "rows-00000-00011.safetensors")
     found, notes = checkpoints.load()
     assert found is None
@@ -295,10 +295,10 @@ def test_when_all_are_damaged_the_run_starts_over(tmp_path: Path) -> None:
 def test_after_a_fall_back_the_damaged_one_makes_way(tmp_path: Path) -> None:
     checkpoints = single(tmp_path)
     for round in (8, 12):
-        checkpoints.save(snapshot(round))
+        save_all([checkpoints], round)
     _empty(tmp_path / "round-000012" / "manifest.json")
     assert loaded_round(checkpoints) == 8
-    checkpoints.save(snapshot(9))
+    save_all([checkpoints], 9)
     assert checkpoints.load()[1] == []
     assert sorted(path.name for path in tmp_path.glob("round-*")) == ["round-000008", "round-000009"]
 
@@ -313,9 +313,9 @@ def test_what_cannot_be_deleted_stops_no_run_and_is_no_checkpoint(
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", busy)
         for round in (4, 8, 12):
-            checkpoints.save(snapshot(round))
+            save_all([checkpoints], round)
     assert [path.name for path in (tmp_path / "round-000004").iterdir()] == ["rows-00000-00011.safetensors"]
-    checkpoints.save(snapshot(16))
+    save_all([checkpoints], 16)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000012", "round-000016"]
 
 
@@ -323,7 +323,7 @@ def test_what_cannot_be_deleted_stops_no_run_and_is_no_checkpoint(
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     checkpoints = single(tmp_path_factory.mktemp("saved"))
     for round in (8, 12):
-        checkpoints.save(snapshot(round))
+        save_all([checkpoints], round)
     return checkpoints
 
 
@@ -367,7 +367,7 @@ def test_no_digit_of_a_manifest_can_be_changed(saved: Checkpoints) -> None:
 def test_a_full_disk_keeps_the_former_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     checkpoints = single(tmp_path)
     for round in (4, 8):
-        checkpoints.save(snapshot(round))
+        save_all([checkpoints], round)
     fsync, calls = os.fsync, iter(range(100))
 
     def full_disk(handle: int) -> None:
@@ -378,13 +378,13 @@ def test_a_full_disk_keeps_the_former_checkpoints(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full_disk)
         with pytest.raises(UserError, match="No space left on device") as caught:
-            checkpoints.save(snapshot(12))
+            save_all([checkpoints], 12)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.glob("*/.*.part"))
     # The very last thing to fail is making the manifest's rename last: by then it has happened.
     assert loaded_round(checkpoints) == (12 if at == 5 else 8)
     assert (tmp_path / "round-000004" / "manifest.json").exists()
-    checkpoints.save(snapshot(12))
+    save_all([checkpoints], 12)
     assert loaded_round(checkpoints) == 12
 
 
@@ -405,13 +405,13 @@ KILLED_AT_EVERY_STEP = """
                 steps += 1
 
         sys.addaudithook(hook)
-        t.single(folder).save(t.snapshot(12))
+        t.save_all([t.single(folder)], 12)
         os._exit(0)
 
     STEPS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
     start, step, found = Path(sys.argv[1]) / "start", 0, []
     for round in (4, 8):
-        t.single(start).save(t.snapshot(round))
+        t.save_all([t.single(start)], round)
     while True:
         folder = Path(sys.argv[1]) / f"step-{step}"
         shutil.copytree(start, folder)
@@ -427,7 +427,7 @@ KILLED_AT_EVERY_STEP = """
         while round := t.latest_round(left):
             assert t.newest(left)[1] == [], (step, round)
             shutil.rmtree(left / f"round-{round:06d}")
-        t.single(folder).save(t.snapshot(16))
+        t.save_all([t.single(folder)], 16)
         kept = sorted(path.name for path in folder.glob("round-*"))
         assert kept == [f"round-{found[-1]:06d}", "round-000016"], kept
         assert len(list(folder.glob("round-000016/*"))) == 2

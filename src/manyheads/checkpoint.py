@@ -121,16 +121,8 @@ class Checkpoints:
         manifest, notes = newest(self.folder, at_most)
         return None if manifest is None else read(self.folder, manifest, self.workers), notes
 
-    def save(self, snapshot: Snapshot) -> None:
-        """Write a checkpoint from a single process.
-
-        Of several, each calls ``write_rows``; when all have returned, rank 0 calls ``complete``.
-        """
-        self.write_rows(snapshot)
-        self.complete(snapshot.round, snapshot.seconds)
-
     def write_rows(self, snapshot: Snapshot) -> None:
-        """Write this process's part of a checkpoint."""
+        """Write this process's part of a checkpoint; when all have returned from it, rank 0 calls ``complete``."""
         self._check_generation()
         place = _place(self.folder, snapshot.round)
         with disk_errors(place):

@@ -63,7 +63,9 @@ def start(path: Path, experiment: Experiment = EXPERIMENT, resume: bool = False)
 def save_checkpoint(path: Path, round: int, experiment: Experiment = EXPERIMENT) -> Snapshot:
     n = experiment.workers
     state = Snapshot(round, {"head.w": torch.rand(n, 3)}, {}, np.arange(n), np.arange(n) + 1, 7, 1.5)
-    Checkpoints(path / "checkpoint", run_id=experiment.run_id, num_workers=n, workers=range(n)).save(state)
+    checkpoints = Checkpoints(path / "checkpoint", run_id=experiment.run_id, num_workers=n, workers=range(n))
+    checkpoints.write_rows(state)
+    checkpoints.complete(round, state.seconds)
     return state
 
 
