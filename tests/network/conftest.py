@@ -58,12 +58,16 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     number = itertools.count()
     child = folder / "child.py"
     child.write_text(_CHILD)
-    with ExitStack() as stack, _importable():
+    with ExitStack() as stack, _surroundings():
 
         def begin(script: str | Path, *words: object, cwd: Path = folder, **environment: object) -> Started:
             output = folder / f"output-{next(number)}"
             given = {
-                "env": {"OMP_NUM_THREADS": "1", **{name: str(value) for name, value in environment.items()}},
+                "env": {
+                    "OMP_NUM_THREADS": "1",
+                    "TMPDIR": str(folder),
+                    **{name: str(value) for name, value in environment.items()},
+                },
                 "cwd": str(cwd),
                 "output": str(output),
                 "words": [str(word) for word in words],
@@ -79,17 +83,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
 
 
 @contextmanager
-def _importable() -> Iterator[None]:
-    """What tests can import, the forked processes can."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    try:
+def _surroundings() -> Iterator[None]:
+    """What tests can import, the forked processes can; and their torch is as quiet as the command line has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+        patch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")
         yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 @pytest.fixture(scope="session")
@@ -102,12 +101,14 @@ def start_together(start: Start) -> Callable[..., list[Started]]:
         *words: object,
         own: Mapping[int, Sequence[object]] = MappingProxyType({}),
         folders: Sequence[Path] | None = None,
+        ranks: Sequence[int] | None = None,
     ) -> list[Started]:
-        """``own``: words that only a certain rank gets; ``folders``: where each of them stands."""
+        """``own``: words that only a certain rank gets; ``folders``: where each stands; ``ranks``: only these come."""
         meeting = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
         places = [{} if folders is None else {"cwd": folders[rank]} for rank in range(count)]
         return [
-            start(script, *words, *own.get(rank, ()), RANK=rank, **meeting, **places[rank]) for rank in range(count)
+            start(script, *words, *own.get(rank, ()), RANK=rank, **meeting, **places[rank])
+            for rank in (range(count) if ranks is None else ranks)
         ]
 
     return begin

@@ -212,7 +212,10 @@ def test_the_run_directory_is_the_same_to_the_bit(pair) -> None:
     _, name, one, several = pair
     of_the_machine = {"bytes_on_wire", "seconds", "peak_memory_bytes", "runtime"}
     mine, others = (
-        [{name: values[name] for name in values.keys() - of_the_machine} for values in (*run.metrics(), run.summary())]
+        [
+            {name: values[name] for name in values.keys() - of_the_machine}
+            for values in (*run.metrics(), run.summary() or {})
+        ]
         for run in (opened(name, one), opened(name, several))
     )
     assert mine == others

@@ -27,16 +27,23 @@ def output(started: list[Any]) -> list[str]:
     return [line for process in started for line in process.text().splitlines()]
 
 
+def only_line(started: list[Any]) -> str:
+    """What processes that must have ended have said, which must be one line."""
+    lines = output(started)
+    assert len(lines) == 1, lines
+    return lines[0]
+
+
 def test_more_processes_than_workers(start_together, tmp_path: Path) -> None:
     started = start_together(3, PROGRAM, *TRAIN, "--workers", 2, "--out", tmp_path / "run")
-    (line,) = output(started)
+    line = only_line(started)
     assert line.endswith("3 processes for 2 workers: start at most 2.")
     assert not (tmp_path / "run").exists()
 
 
 def test_processes_with_different_options(start_together, tmp_path: Path) -> None:
     started = start_together(2, PROGRAM, *TRAIN, "--out", tmp_path / "run", own={1: ["--seed", 2]})
-    (line,) = output(started)
+    line = only_line(started)
     assert "process 1 was started with seed 2, process 0 with seed 1" in line
     assert not (tmp_path / "run").exists()
 
@@ -48,13 +55,13 @@ def test_processes_with_different_data(start_together, tmp_path: Path) -> None:
         np.savez(tmp_path / str(rank) / "mine.npz", x=x, y=np.arange(60) % 3)
     words = ("--data", "mine.npz", "--out", tmp_path / "run")
     started = start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path / "0", tmp_path / "1"])
-    (line,) = output(started)
+    line = only_line(started)
     assert "process 1 was started with content of the data" in line and ", process 0 with" in line
     assert not (tmp_path / "run").exists()
 
 
 def test_other_commands_are_for_one_process(start, tmp_path: Path) -> None:
-    (line,) = output([start(PROGRAM, "compare", "deprl", "--out", tmp_path / "runs", RANK=0, WORLD_SIZE=2)])
+    line = only_line([start(PROGRAM, "compare", "deprl", "--out", tmp_path / "runs", RANK=0, WORLD_SIZE=2)])
     assert line == "manyheads: several processes are for manyheads train: start this command without torchrun."
     assert not (tmp_path / "runs").exists()
 
@@ -62,15 +69,28 @@ def test_other_commands_are_for_one_process(start, tmp_path: Path) -> None:
 def test_a_process_that_never_comes(start, tmp_path: Path) -> None:
     alone = {"RANK": 0, "WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 0}
     began = time.monotonic()
-    (line,) = output([start(PROGRAM, *TRAIN, "--timeout", 1, "--out", tmp_path / "run", **alone)])
-    assert "process 1, 2 did not join within 1 s" in line
+    line = only_line([start(PROGRAM, *TRAIN, "--timeout", 1, "--out", tmp_path / "run", **alone)])
+    assert "processes 1, 2 of 3 did not join within 1 s" in line
     assert time.monotonic() - began < 60
     assert not (tmp_path / "run").exists()
 
 
+def test_some_come_and_one_does_not(start_together, tmp_path: Path) -> None:
+    words = (*TRAIN, "--timeout", 3, "--out", tmp_path / "run")
+    line = only_line(start_together(3, PROGRAM, *words, ranks=(0, 2)))
+    assert "process 1 of 3 did not join within 3 s" in line
+
+
+def test_the_next_on_its_host_speaks_for_a_first_process_that_never_comes(start, tmp_path: Path) -> None:
+    meeting = {"WORLD_SIZE": 3, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 9}
+    words = (*TRAIN, "--timeout", 1, "--out", tmp_path / "run")
+    line = only_line([start(PROGRAM, *words, RANK=rank, LOCAL_RANK=rank, **meeting) for rank in (1, 2)])
+    assert "process 1 found no process 0 at 127.0.0.1:9 within 1 s" in line
+
+
 def test_a_first_process_that_never_comes(start, tmp_path: Path) -> None:
     alone = {"RANK": 1, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 9}
-    (line,) = output([start(PROGRAM, *TRAIN, "--timeout", 1, "--out", tmp_path / "run", **alone)])
+    line = only_line([start(PROGRAM, *TRAIN, "--timeout", 1, "--out", tmp_path / "run", **alone)])
     assert "process 1 found no process 0 at 127.0.0.1:9 within 1 s" in line
 
 
@@ -79,17 +99,28 @@ def test_a_folder_that_not_all_of_them_see(start_together, tmp_path: Path) -> No
         (tmp_path / str(rank)).mkdir()
     words = ("--timeout", 3, "--out", "run")
     started = start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path / "0", tmp_path / "1"])
-    (line,) = output(started)
+    line = only_line(started)
     assert "process 1 does not see what process 0 writes to run/checkpoint" in line
 
 
-def test_a_process_that_hangs_is_named(start_together, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_that_hangs_is_named(start_together, tmp_path: Path, rank: int) -> None:
+    """Process 0 keeps the store: when it hangs, the others cannot ask it who is to speak."""
     words = ("--rounds", 500, "--timeout", 4, "--out", tmp_path / "run")
     started = start_together(3, PROGRAM, *TRAIN, *words)
     wait_for(lambda: rounds_done(tmp_path / "run") >= 2)
-    os.kill(started[1].process.pid, signal.SIGSTOP)
-    (line,) = output([started[0], started[2]])
-    assert "process 1 of 3 did not answer within 4 s" in line
+    os.kill(started[rank].process.pid, signal.SIGSTOP)
+    line = only_line([started[other] for other in range(3) if other != rank])
+    # Whoever had waited less finds that those who had waited long enough close the connection.
+    assert f"process {rank} of 3 did not answer within 4 s" in line or f"process {rank} of 3 was lost" in line
+
+
+def test_a_process_0_that_is_killed_is_named_once(start_together, tmp_path: Path) -> None:
+    started = start_together(3, PROGRAM, *TRAIN, "--rounds", 500, "--timeout", 4, "--out", tmp_path / "run")
+    wait_for(lambda: rounds_done(tmp_path / "run") >= 2)
+    started[0].process.kill()
+    line = only_line(started)
+    assert "process 0 of 3 was lost" in line
 
 
 BROKEN = """

@@ -4,20 +4,37 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import HashStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import UserError
 from manyheads.network import meeting
-from manyheads.network.meeting import _have_gpus_of_their_own, _meet, _open_store, join
+from manyheads.network import processes as module
+from manyheads.network.meeting import _assemble, _have_gpus_of_their_own, _open_store, _take_up, join
+from manyheads.network.processes import Processes
 from manyheads.parts import pick_device
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that neither go on telling where they are nor take their leave."""
+    monkeypatch.setattr(Processes, "_beat", lambda self: None)
+    monkeypatch.setattr(module.atexit, "register", lambda leave: None)
 
 
 def meet(store: HashStore, names: list[str]) -> list[str]:
     count = len(names)
+
+    def come(rank: int) -> str:
+        start = names[0] if rank == 0 else _take_up(store, names[rank], rank, count, 20)
+        processes = Processes(PrefixStore(start, store), rank, count, start, 20, torch.device("cpu"))
+        _assemble(processes, store)
+        return start
+
     with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(lambda rank: _meet(store, names[rank], rank, range(1, count), 20), reversed(range(count))))
+        return list(pool.map(come, reversed(range(count))))
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_start_has_a_name_that_no_earlier_one_had() -> None:
     """The store is as the last start left it, with what all of its processes have said."""
     store = HashStore()
@@ -26,11 +43,14 @@ def test_a_start_has_a_name_that_no_earlier_one_had() -> None:
     assert meet(store, ["c0", "c1"]) == ["c0"] * 2
 
 
+@pytest.mark.usefixtures("quiet")
 def test_whoever_does_not_come_is_named() -> None:
-    with pytest.raises(UserError, match=r"process 1, 2 did not join within 0\.1 s"):
-        _meet(HashStore(), "own", 0, range(1, 3), 0.1)
-    with pytest.raises(UserError, match=r"process 0 did not join within 0\.1 s"):
-        _meet(HashStore(), "own", 2, range(1, 3), 0.1)
+    store = HashStore()
+    first = Processes(store, 0, 3, "start", 0.1, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"processes 1, 2 of 3 did not join within 0\.1 s"):
+        _assemble(first, store)
+    with pytest.raises(UserError, match=r"process 0 of 3 did not join within 0\.1 s"):
+        _take_up(HashStore(), "own", 2, 3, 0.1)
 
 
 # The store

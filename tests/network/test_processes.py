@@ -1,6 +1,8 @@
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -60,6 +62,13 @@ def test_whoever_has_stopped_is_named(several: Make) -> None:
     assert fail(first).startswith("processes 1, 2 of 3 were lost")
 
 
+def test_whoever_has_not_come_is_absent(several: Make) -> None:
+    first, second = several(2)
+    assert first.absent() == []
+    assert Processes(HashStore(), 1, 3, "start", 60, CPU).absent() == [0, 2]
+    assert second.absent() == []
+
+
 def test_whoever_has_left_because_of_another_is_not_named(several: Make) -> None:
     first, second, third = several(3)
     for process in (second, third):
@@ -70,6 +79,18 @@ def test_whoever_has_left_because_of_another_is_not_named(several: Make) -> None
 
 def test_one_process_speaks_for_all(several: Make) -> None:
     assert [process.first_to_fail() for process in several(3)] == [True, False, False]
+
+
+def test_one_process_speaks_for_a_host_when_the_store_is_gone(
+    several: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
+    _, second, third, fourth = several(4)
+    for process in (second, third, fourth):
+        process._store_answers = False
+    assert second.first_to_fail() and third.first_to_fail(), "rather twice than not at all"
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert [process.first_to_fail() for process in (fourth, third, second)] == [True, False, False]
 
 
 def test_a_store_that_is_gone_went_with_the_first_process(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:

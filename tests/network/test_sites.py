@@ -118,8 +118,8 @@ def folders(tmp_path: Path) -> list[Path]:
         folder.mkdir()
         x, y, x_test, y_test = arrays(worker)
         split = np.array(["train"] * len(x) + ["test"] * len(x_test))
-        samples = {"x": np.concatenate([x, x_test]), "y": np.concatenate([y, y_test])}
-        np.savez(folder / f"site-{worker}.npz", **samples, split=split, num_classes=3)
+        x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
+        np.savez(folder / f"site-{worker}.npz", x=x, y=y, split=split, num_classes=3)
         made.append(folder)
     return made
 

@@ -12,9 +12,11 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import UserError
-from manyheads.network.processes import POLL_SECONDS, Processes, ask
+from manyheads.network.processes import POLL_SECONDS, Processes, ask, named
 
 _joined: Processes | None = None
+_looking = False
+"""Whether this process has come to look for process 0."""
 
 
 def started_together() -> bool:
@@ -32,19 +34,27 @@ def join(timeout: float, device: torch.device) -> Processes:
     """Meet the processes that were started with this one; later calls give the same answer."""
     global _joined
     if _joined is None:
-        own = secrets.token_hex(8)
-        _joined = _join(own, timeout, device) if started_together() else Processes(None, 0, 1, own, timeout, device)
+        if started_together():
+            _join(timeout, device)
+        else:
+            _joined = Processes(None, 0, 1, secrets.token_hex(8), timeout, device)
+    assert _joined is not None
     return _joined
 
 
 def first_to_fail() -> bool:
-    """Whether this process's error is the one to show. Before the processes have met, each host shows its own."""
+    """Whether this process's error is the one to show.
+
+    Before the processes have met, the first on each host shows its own; where that is a process 0 that does not come,
+    the one after it does.
+    """
     if _joined is None:
-        return local_rank() == 0
+        return local_rank() == 0 or (_looking and os.environ["RANK"] == "1")
     return _joined.first_to_fail()
 
 
-def _join(own: str, timeout: float, device: torch.device) -> Processes:
+def _join(timeout: float, device: torch.device) -> None:
+    global _joined, _looking
     try:
         rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -52,30 +62,32 @@ def _join(own: str, timeout: float, device: torch.device) -> Processes:
             raise ValueError(f"RANK is {rank}")
     except (KeyError, ValueError) as error:
         raise UserError(f"WORLD_SIZE is set, but not what belongs to it ({error}): start with torchrun.") from None
+    _looking = True
     # torchrun keeps the store itself, and it then outlives the processes; without torchrun process 0 keeps it.
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
-    store = _open_store(address, port, rank, keeps, timeout)
+    store, own = _open_store(address, port, rank, keeps, timeout), secrets.token_hex(8)
     try:
-        generation = _meet(store, own, rank, range(1, count), timeout)
-        store = PrefixStore(generation, store)
-        nccl = _have_gpus_of_their_own(store, rank, count, device)
-        wire = device if nccl else torch.device("cpu")
-        processes = Processes(store, rank, count, generation, timeout, wire, keeps)
-        with processes.together():
-            # With blocking waits NCCL reports a time-out as gloo does, instead of ending the process.
-            os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-            backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
-            limit = timedelta(seconds=timeout)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
-            if nccl:
-                # NCCL connects in the first call, which all must make; in a round some may have nothing to send.
-                torch.cuda.set_device(device)
-                dist.all_reduce(torch.zeros(1, device=device))
-        # Whoever ends soon, because of an error in the options perhaps, must not end while others still connect.
-        processes.wait()
+        start = own if rank == 0 else _take_up(store, own, rank, count, timeout)
     except dist.DistError as error:
         raise _nobody_at(address, port, rank, timeout) from error
-    return processes
+    ours = PrefixStore(start, store)
+    # From here on the store decides whose error is shown.
+    _joined = Processes(ours, rank, count, start, timeout, torch.device("cpu"), keeps)
+    with _joined.together():
+        _assemble(_joined, store)
+        nccl = _have_gpus_of_their_own(ours, rank, count, device)
+        # With blocking waits NCCL reports a time-out as gloo does, instead of ending the process.
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+        backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+        limit = timedelta(seconds=timeout)
+        dist.init_process_group(backend, store=ours, rank=rank, world_size=count, timeout=limit)
+        if nccl:
+            _joined.wire = device
+            # NCCL connects in the first call, which all must make; in a round some may have nothing to send.
+            torch.cuda.set_device(device)
+            dist.all_reduce(torch.zeros(1, device=device))
+    # Whoever ends soon, because of an error in the options perhaps, must not end while others still connect.
+    _joined.wait()
 
 
 def _open_store(address: str, port: int, rank: int, keeps: bool, timeout: float) -> TCPStore:
@@ -121,30 +133,40 @@ def _have_gpus_of_their_own(store: Store, rank: int, count: int, device: torch.d
     return b"" not in gpus and len({*gpus}) == count
 
 
-def _meet(store: Store, own: str, rank: int, others: range, timeout: float) -> str:
-    """A name for this start, the same for all its processes; ``own`` is a random one.
+def _take_up(store: Store, own: str, rank: int, count: int, timeout: float) -> str:
+    """A name for this start, the same for all its processes.
 
     torchrun starts processes anew with the store as the last ones left it, the addresses of the dead included: what
     this start keeps in the store must have a name of its own. Process 0 proposes one; each of the others takes it up
-    under a name of its own, and is in when it sees that confirmed.
+    under its ``own``, and is in when it sees that confirmed.
     """
     deadline = time.monotonic() + timeout
-    missing = list(others)
-    while True:
-        if rank == 0:
-            store.set("start", own)
-            for other in missing.copy():
-                if store.check([f"{own}/{other}"]):
-                    store.set(f"{own}/{other}/{store.get(f'{own}/{other}').decode()}", "")
-                    missing.remove(other)
-            if not missing:
-                return own
-        elif store.check(["start"]):
+    while time.monotonic() < deadline:
+        if store.check(["start"]):
             start = store.get("start").decode()
             store.set(f"{start}/{rank}", own)
             if store.check([f"{start}/{rank}/{own}"]):
                 return start
-        if time.monotonic() > deadline:
-            absent = f"process {', '.join(map(str, missing))}" if rank == 0 else "process 0"
-            raise UserError(f"{absent} did not join within {timeout:g} s: start as many processes as WORLD_SIZE says.")
         time.sleep(POLL_SECONDS)
+    raise _not_there([0], count, timeout)
+
+
+def _assemble(processes: Processes, store: Store) -> None:
+    """Go on when all have come; until then process 0 proposes its name, and confirms it to those who take it up."""
+    deadline = time.monotonic() + processes.timeout
+    start, unmet = processes.generation, [*range(1, processes.count)]
+    while absent := processes.absent():
+        if processes.rank == 0:
+            store.set("start", start)
+            for rank in [rank for rank in unmet if store.check([f"{start}/{rank}"])]:
+                store.set(f"{start}/{rank}/{store.get(f'{start}/{rank}').decode()}", "")
+                unmet.remove(rank)
+        if time.monotonic() > deadline:
+            raise _not_there(absent, processes.count, processes.timeout)
+        time.sleep(POLL_SECONDS)
+
+
+def _not_there(ranks: list[int], count: int, timeout: float) -> UserError:
+    return UserError(
+        f"{named(ranks)} of {count} did not join within {timeout:g} s: see whether all were started and still run."
+    )

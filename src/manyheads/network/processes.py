@@ -4,8 +4,10 @@ import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import gettempdir
 from typing import TypeVar
 
 import torch
@@ -150,8 +152,17 @@ class Processes:
         """What process 0 chooses."""
         return bool(self.gather(torch.tensor(choice, dtype=torch.uint8))[0])
 
+    def absent(self) -> list[int]:
+        """The processes that have not come yet."""
+        assert self._store is not None
+        self._found_missing = [rank for rank in range(self.count) if not self._store.check([self._place(rank)])]
+        return self._found_missing
+
     def first_to_fail(self) -> bool:
-        """Whether no other process has failed before this one: what fails after it, fails because of it."""
+        """Whether no other process has failed before this one: what fails after it, fails because of it.
+
+        Where the store cannot be asked any more, whether none on this host has.
+        """
         if (store := self._store) is None:
             return True
 
@@ -159,7 +170,17 @@ class Processes:
             store.set(self._place(), _LEFT)
             return store.add("failures", 1)
 
-        return self._ask(count) in (1, None)
+        number = self._ask(count)
+        return self._first_on_host() if number is None else number == 1
+
+    def _first_on_host(self) -> bool:
+        """Whether this process is the first here to leave a mark among the temporary files, which all of them see."""
+        try:
+            Path(gettempdir(), f"manyheads-{self.generation}").touch(exist_ok=False)
+        except OSError as error:
+            # Better twice than not at all.
+            return not isinstance(error, FileExistsError)
+        return True
 
     def _lost(self, waited: float, missing: list[int] | None = None) -> UserError:
         """``missing``: those who are; None: whoever is found to be."""
@@ -167,10 +188,13 @@ class Processes:
             # The store lives and dies with the first host.
             missing = [0] if (found := self._ask(self._missing)) is None else found
         self._found_missing = missing
-        who = f"process{'es' if len(missing) > 1 else ''} {', '.join(map(str, missing))}" if missing else "a process"
+        who = named(missing) if missing else "a process"
         if waited < self.timeout:
             verb = "were" if len(missing) > 1 else "was"
-            return UserError(f"{who} of {self.count} {verb} lost: see its output; the same command continues the run.")
+            return UserError(
+                f"{who} of {self.count} {verb} lost: see its output, and whether it still runs. The same command"
+                " continues the run."
+            )
         return UserError(
             f"{who} of {self.count} did not answer within {self.timeout:g} s: see whether it still runs; where a round"
             " takes longer, give a longer --timeout. The same command continues the run."
@@ -194,8 +218,11 @@ class Processes:
 
     def _whereabouts(self) -> list[str]:
         """What each process has last said of where it is."""
+        return [self._whereabout(rank) for rank in range(self.count)]
+
+    def _whereabout(self, rank: int) -> str:
         assert self._store is not None
-        return [self._store.get(self._place(rank)).decode() for rank in range(self.count)]
+        return self._store.get(self._place(rank)).decode()
 
     def _beat(self) -> None:
         with suppress(RuntimeError):
@@ -227,13 +254,17 @@ class Processes:
         return True
 
     def _somebody_is_left(self) -> bool:
-        return any(said != _LEFT for rank, said in enumerate(self._whereabouts()) if rank not in self._found_missing)
+        return any(self._whereabout(rank) != _LEFT for rank in range(self.count) if rank not in self._found_missing)
 
     def _ask(self, question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
         """``ask``, but a store that has once given no answer is not waited for again."""
         answer = ask(question, seconds) if self._store_answers else None
         self._store_answers = answer is not None
         return answer
+
+
+def named(ranks: Sequence[int]) -> str:
+    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def ask(question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
