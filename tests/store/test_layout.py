@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.store.layout import read_lines, read_object
+from manyheads.store.layout import read_description, read_lines, read_object
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"null"])
@@ -18,6 +18,15 @@ def test_what_is_no_object_is_none(tmp_path: Path, content: bytes) -> None:
     assert read_object(path) is None
     path.write_bytes(b'{"round": 1}')
     assert read_object(path) == {"round": 1}
+
+
+def test_a_description_is_an_experiments(tmp_path: Path, shelf) -> None:
+    path, whole = tmp_path / "experiment.json", shelf.experiment.describe()
+    for damaged in ({}, {**whole, "algorithm": "deprl"}, {**whole, "algorithm": {}}, {**whole, "rounds": None}):
+        path.write_text(json.dumps(damaged))
+        assert read_description(path) is None
+    path.write_text(json.dumps({**whole, "data": {"kind": "arrays"}}))
+    assert read_description(path) == {**whole, "data": {"kind": "arrays"}}
 
 
 @given(rounds=st.lists(st.integers(0, 999), max_size=5), cut=st.integers(0, 80))

@@ -1,7 +1,6 @@
 """``manyheads inspect run``: what ran in a directory, with which options, and where it stands."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,13 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from manyheads.checkpoint import latest_round
     from manyheads.store import Run
-    from manyheads.store.layout import CHECKPOINT
+    from manyheads.store.layout import CHECKPOINT, EXPERIMENT, read_description
     from manyheads.terminal import facts, summary_table
 
     run = Run.open(args.directory)
-    description = _description(args.directory)
+    description = read_description(args.directory / EXPERIMENT)
+    if description is None:
+        raise UserError(f"{args.directory / EXPERIMENT} is damaged: put it back, or train the run again.")
     records, summary = run.metrics(), run.summary()
     complete = summary is not None and summary["rounds"] >= description["rounds"]
     done = records[-1]["round"] if records else 0
@@ -52,20 +53,6 @@ def run(args: argparse.Namespace) -> None:
     print(facts(lines))
     if records:
         print(f"\n{summary_table(records[-1:])}")
-
-
-def _description(directory: Path) -> dict[str, Any]:
-    """experiment.json as it stands: an Experiment could not be made of one that holds a module or arrays."""
-    from manyheads.store.layout import EXPERIMENT
-
-    path = directory / EXPERIMENT
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values["algorithm"]["name"] and values["rounds"] and values["data"]:
-            return values
-    except (ValueError, TypeError, KeyError):
-        pass
-    raise UserError(f"{path} is damaged: put it back, or train the run again.")
 
 
 def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:

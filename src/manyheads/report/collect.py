@@ -12,11 +12,8 @@ import numpy as np
 
 from manyheads.errors import UserError
 from manyheads.store import Run
-from manyheads.store.layout import EXPERIMENT, SIMILARITY
+from manyheads.store.layout import EXPERIMENT, SIMILARITY, read_description
 from manyheads.tune import FOLDER as TUNING
-
-_NEEDED = {"algorithm": dict, "workers": int, "rounds": int, "seed": int, "split": str, "graph": str}
-"""What the report cannot do without in an experiment.json."""
 
 _SIMILARITIES = ("data", "heads", "representations")
 
@@ -119,15 +116,9 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _description(path: Path) -> dict[str, Any]:
-    file = path / EXPERIMENT
-    try:
-        values: Any = json.loads(file.read_bytes())
-    except ValueError:
-        values = None
-    ours = isinstance(values, dict) and all(isinstance(values.get(name), kind) for name, kind in _NEEDED.items())
-    if not ours or not isinstance(values["algorithm"].get("name"), str):
-        raise UserError(f"{file} is damaged, or no experiment of manyheads: move its folder away.")
-    return values
+    if (found := read_description(path / EXPERIMENT)) is None:
+        raise UserError(f"{path / EXPERIMENT} is damaged, or no experiment of manyheads: move its folder away.")
+    return found
 
 
 def _read(path: Path, description: dict[str, Any]) -> Finished | None:

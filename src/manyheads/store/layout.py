@@ -24,6 +24,16 @@ SIMILARITY = "similarity.safetensors"
 SUMMARY = "summary.json"
 """The last record, written last: it makes the run finished."""
 
+_NEEDED = {"algorithm": dict, "workers": int, "rounds": int, "seed": int, "split": str, "graph": str}
+"""What every experiment.json has."""
+
+
+def read_description(path: Path) -> dict[str, Any] | None:
+    """An experiment.json as it stands, with what no Experiment can be made of; None: it is damaged, or none of ours."""
+    values = read_object(path) or {}
+    ours = "data" in values and all(isinstance(values.get(name), kind) for name, kind in _NEEDED.items())
+    return values if ours and isinstance(values["algorithm"].get("name"), str) else None
+
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None: there is none, or it is damaged."""

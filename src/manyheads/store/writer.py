@@ -1,7 +1,6 @@
 """A run directory that is being written: by one process at a time, to one experiment, whole files or none."""
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -17,7 +16,7 @@ from torch import Tensor
 from manyheads.checkpoint import latest_round
 from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment
+from manyheads.experiment import Experiment, flat
 from manyheads.files import disk_errors, to_json, write_atomically, write_tensors
 from manyheads.record import Record
 from manyheads.store.layout import (
@@ -29,6 +28,7 @@ from manyheads.store.layout import (
     PARTITION,
     SUMMARY,
     WORKERS,
+    read_description,
     read_lines,
     read_object,
 )
@@ -166,7 +166,7 @@ class RunDirectory:
             part.unlink()
         path = self.path / EXPERIMENT
         if path.exists():
-            stored = read_object(path)
+            stored = read_description(path)
             if stored is None:
                 raise UserError(f"{path} is damaged: put it back, or choose another --out.")
             if differences := _differences(stored, experiment):
@@ -179,7 +179,7 @@ class RunDirectory:
                     f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
                     " or choose another --out."
                 )
-            if self.finished(rounds) or stored.get("rounds") == rounds:
+            if self.finished(rounds) or stored["rounds"] == rounds:
                 return
             if (done := latest_round(self.path / CHECKPOINT)) > rounds:
                 raise UserError(
@@ -200,7 +200,7 @@ def _locked(handle: int) -> bool:
 
 def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
     """What keeps an experiment from continuing the stored one, an option each."""
-    there, here = _options(stored), _options(json.loads(experiment.to_json()))
+    there, here = flat(stored), flat(experiment.describe())
     if replace(experiment, rounds=here["rounds"] + 1).run_id == experiment.run_id:
         there["rounds"] = here["rounds"]
     names = [name for name in here | there if there.get(name) != here.get(name)]
@@ -208,13 +208,6 @@ def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
         # Their own options differ anyway.
         names = [name for name in names if name in {spec.name for spec in fields(Experiment)}]
     return [f"{name} {_shown(there.get(name))} there, {_shown(here.get(name))} here" for name in names]
-
-
-def _options(description: dict[str, Any]) -> dict[str, Any]:
-    """A description as one flat table, the algorithm by its name and its options."""
-    own = description.get("algorithm")
-    options = dict(own) if isinstance(own, dict) else {}
-    return {**description, "algorithm": options.pop("name", None), **options}
 
 
 def _shown(value: Any) -> str:
