@@ -13,6 +13,7 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.measure import check_finite, checked_loss, make_record, measure
 from manyheads.metrics.clock import Clock, Speed
 from manyheads.metrics.theory import theory_terms
+from manyheads.network.sites import refuse_others
 from manyheads.record import Record
 from manyheads.saver import Saver, restore
 from manyheads.session import Session, open_session
@@ -61,8 +62,12 @@ def run(session: Session) -> Iterator[Step]:
 def _open_directory(session: Session, path: Path, held: ExitStack) -> RunDirectory:
     """The run directory, locked for as long as ``held`` is."""
     sites, sharers = session.sites, session.sharers
-    if sites and sites.away and not session.processes.total(path.exists()):
-        raise sites.never_there(session.experiment.data)
+    if sites:
+        refuse_others(path, session.ctx.network.workers)
+        # Before anybody makes a folder.
+        begun = session.processes.total(path.exists())
+        if sites.away and not begun:
+            raise sites.never_there(session.experiment.data)
     if sharers.rank > 0:
         return RunDirectory(path)
     resume, content = session.runtime.resume, session.everyone.content
@@ -92,7 +97,7 @@ def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
     round = snapshot.round if snapshot else 0
     found = set(map(int, processes.texts(str(round))))
     if sites:
-        sites.take_up(directory.path, max(found), round)
+        sites.take_up(directory.path, session.ctx.network.workers, max(found), round)
         session.notes.extend(sites.disturbances)
         round = max(found)
         if processes.decide(sites.overdue()):

@@ -85,16 +85,16 @@ def test_the_weight_of_those_who_are_away_stays_with_their_neighbours() -> None:
 
 def test_away_for_too_long(tmp_path: Path) -> None:
     first = Sites((range(1), range(2, 3)), 3, timeout=0.2)
-    first.take_up(tmp_path, round=4, own_round=4)
+    first.take_up(tmp_path, range(1), round=4, own_round=4)
     assert not first.overdue()
     time.sleep(0.25)
     again = Sites((range(1), range(2, 3)), 3, timeout=0.2)
     assert not again.overdue()
-    again.take_up(tmp_path, round=6, own_round=6)
+    again.take_up(tmp_path, range(1), round=6, own_round=6)
     assert again.overdue(), "an absence is counted from its beginning, over starts"
     assert "worker 1 was away for more than 0.2 s" in str(again.given_up())
     back = Sites((range(1), range(1, 2), range(2, 3)), 3, timeout=0.2)
-    back.take_up(tmp_path, round=8, own_round=8)
+    back.take_up(tmp_path, range(1), round=8, own_round=8)
     assert not back.overdue()
     assert back.disturbances == [
         "From round 5 on worker 1 was away.",
@@ -221,6 +221,23 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
     assert f"with its state of round {lost.round}." in summary["disturbances"][-1]
     assert None not in back.workers()[-1]["accuracy"]
     assert json.loads((at_site(folders[0], 2) / "site.json").read_text())["away"] == {}
+
+
+def test_a_site_goes_on_with_as_many_processes_as_before(start_together, tmp_path: Path) -> None:
+    for worker in range(2):
+        x, y, *_ = arrays(worker)
+        np.savez(tmp_path / f"site-{worker}.npz", x=x, y=y, num_classes=3)
+    words = ("train", "deprl", *TRAIN, "--workers", 2, "--out", "run", "--rounds")
+    (alone,) = start_together(1, PROGRAM, *words, 1, folders=[tmp_path])
+    assert alone.status() == 0, alone.text()
+    before = (at_site(tmp_path, 0) / "summary.json").read_bytes()
+    both = start_together(2, PROGRAM, *words, 2, folders=[tmp_path] * 2)
+    assert all(process.status() for process in both)
+    (line,) = [line for process in both for line in process.text().splitlines()]
+    assert "run/site-0 was begun with workers 0, 1, and this process now has worker 0" in line
+    assert (at_site(tmp_path, 0) / "summary.json").read_bytes() == before and not at_site(tmp_path, 1).exists()
+    (alone,) = start_together(1, PROGRAM, *words, 2, folders=[tmp_path])
+    assert alone.status() == 0, alone.text()
 
 
 def test_files_are_named_by_worker(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,20 +29,19 @@ class Sites:
         """What has kept this run from being the one that was asked for, a line each."""
         self._since = dict.fromkeys(self.away, time.time())
 
-    def take_up(self, folder: Path, round: int, own_round: int) -> None:
+    def take_up(self, folder: Path, workers: range, round: int, own_round: int) -> None:
         """Remember from an earlier start who was away, and add what this one begins with."""
-        path = folder / _FILE
-        earlier = json.loads(path.read_bytes()) if path.exists() else {"away": {}, "disturbances": []}
+        earlier = _kept(folder) or {"away": {}, "disturbances": []}
         self._since |= {int(who): since for who, since in earlier["away"].items() if int(who) in self._since}
         self.disturbances = earlier["disturbances"]
         if self.away:
-            self.disturbances.append(f"From round {round + 1} on {_named(self.away)} away.")
+            self.disturbances.append(f"From round {round + 1} on {_were(self.away)} away.")
         elif earlier["away"]:
             self.disturbances.append(f"From round {round + 1} on all workers were there again.")
         if own_round < round:
             self.disturbances.append(f"This site went on in round {round + 1} with its state of round {own_round}.")
-        kept = {"away": self._since, "disturbances": self.disturbances}
-        write_atomically(path, (to_json(kept, indent=2) + "\n").encode())
+        kept = {"workers": [*workers], "away": self._since, "disturbances": self.disturbances}
+        write_atomically(folder / _FILE, (to_json(kept, indent=2) + "\n").encode())
 
     def overdue(self) -> bool:
         """Whether somebody has been away for too long."""
@@ -52,8 +52,18 @@ class Sites:
 
     def given_up(self) -> UserError:
         return UserError(
-            f"{_named(self.away)} away for more than {self.timeout:g} s: start the site again and then this command, or"
+            f"{_were(self.away)} away for more than {self.timeout:g} s: start the site again and then this command, or"
             " give a longer --site-timeout."
+        )
+
+
+def refuse_others(folder: Path, workers: range) -> None:
+    """A process goes on with the workers that its folder was begun with."""
+    earlier = _kept(folder)
+    if earlier and earlier["workers"] != [*workers]:
+        raise UserError(
+            f"{folder} was begun with {_workers(earlier['workers'])}, and this process now has {_workers(workers)}:"
+            " start the site with the files and as many processes as before, or choose another --out."
         )
 
 
@@ -118,6 +128,15 @@ def resume_round(kept: Sequence[Sequence[int]]) -> int:
     return max(common) if common else max((round for rounds in kept for round in rounds), default=0)
 
 
-def _named(workers: Sequence[int]) -> str:
-    names = ", ".join(map(str, workers))
-    return f"worker {names} was" if len(workers) == 1 else f"workers {names} were"
+def _kept(folder: Path) -> dict[str, Any] | None:
+    """What an earlier start has left in a site's folder; None: there was none."""
+    path = folder / _FILE
+    return json.loads(path.read_bytes()) if path.exists() else None
+
+
+def _workers(workers: Sequence[int]) -> str:
+    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
+
+
+def _were(workers: Sequence[int]) -> str:
+    return f"{_workers(workers)} {'were' if len(workers) > 1 else 'was'}"
