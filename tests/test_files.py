@@ -2,6 +2,9 @@ import errno
 import hashlib
 import json
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from manyheads.errors import UserError
-from manyheads.files import replacing, sha256, to_json, write_atomically, write_tensors
+from manyheads.files import locked, replacing, sha256, to_json, write_atomically, write_tensors
 
 DTYPES = [
     torch.float64,
@@ -94,3 +97,27 @@ def test_tensors_may_share_memory(tmp_path: Path) -> None:
 def test_json_holds_no_number_that_is_not_finite() -> None:
     value = {"a": [1.5, float("nan")], "b": {"c": (float("inf"), -2)}, "d": None, "e": True}
     assert to_json(value) == '{"a": [1.5, null], "b": {"c": [null, -2]}, "d": null, "e": true}'
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from manyheads.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_second_process_is_kept_out_until_the_first_is_gone(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, env=env) as other:
+        try:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"held\n"
+            with pytest.raises(UserError, match="another process is writing to"), locked(tmp_path):
+                pytest.fail("two processes hold one folder")
+        finally:
+            other.send_signal(signal.SIGKILL)
+    with locked(tmp_path):
+        pass

@@ -1,10 +1,12 @@
-"""Files that appear whole or not at all: bytes, JSON and tensors, written atomically."""
+"""Files that appear whole or not at all: bytes, JSON and tensors, written atomically; folders with one writer."""
 
 import errno
+import fcntl
 import hashlib
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import isfinite
@@ -16,6 +18,7 @@ from torch import Tensor
 
 from manyheads.errors import UserError
 
+_LOCK_POLL_SECONDS = 0.2
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -60,6 +63,28 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise UserError(f"cannot write {path}: {reason}. Mend that and start again, or choose another --out.") from None
 
 
+@contextmanager
+def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
+    """Keep other processes out of a folder for the length of the block. A process that is killed keeps nobody out.
+
+    One that is about to end may be waited for, ``patience`` seconds long.
+    """
+    deadline = time.monotonic() + patience
+    with disk_errors(folder):
+        handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        with disk_errors(folder):
+            while not _ours(handle):
+                if time.monotonic() >= deadline:
+                    raise UserError(
+                        f"another process is writing to {folder}: wait for it, stop it, or choose another --out."
+                    )
+                time.sleep(_LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(handle)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a whole file, or nothing."""
     with disk_errors(path), replacing(path) as file:
@@ -97,6 +122,15 @@ def sha256(path: Path) -> str:
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _ours(handle: int) -> bool:
+    """Whether the open file is ours alone now."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _chunks(head: bytes, leaves: Iterable[Tensor]) -> Iterator[bytes | memoryview]:

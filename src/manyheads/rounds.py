@@ -10,6 +10,7 @@ from pathlib import Path
 from manyheads.algorithms.base import State
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.files import locked
 from manyheads.measure import check_finite, checked_loss, make_record, measure
 from manyheads.metrics.clock import Clock, Speed
 from manyheads.metrics.theory import theory_terms
@@ -72,7 +73,7 @@ def _open_directory(session: Session, path: Path, held: ExitStack) -> RunDirecto
         return RunDirectory(path)
     resume, content = session.runtime.resume, session.everyone.content
     directory = RunDirectory.open(path, session.experiment, resume=resume, patience=sharers.patience, content=content)
-    held.enter_context(directory.lock(sharers.patience))
+    held.enter_context(locked(directory.path, sharers.patience))
     return directory
 
 

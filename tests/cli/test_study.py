@@ -10,7 +10,7 @@ import pytest
 from manyheads.cli import study
 from manyheads.cli.parser import Parser
 from manyheads.errors import UserError
-from manyheads.store import RunDirectory
+from manyheads.files import locked
 from manyheads.studies import STUDIES
 
 SMALL = ["--quick", "--only", "dirichlet=0.1", "--device", "cpu", "--threads", "1"]
@@ -89,8 +89,14 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path, cap
 def test_two_at_once_on_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
-    with RunDirectory(folder).lock(), pytest.raises(UserError, match="another process is writing to results"):
+    with locked(folder), pytest.raises(UserError, match="another process is writing to results"):
         _study("consensus", *SMALL, "--out", "results")
+
+
+def test_a_file_where_runs_should_go(tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(UserError, match="cannot write taken: File exists"):
+        _study("consensus", *SMALL, "--work", "taken")
 
 
 def test_missing_data_names_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,6 @@
 import errno
 import json
 import os
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +13,7 @@ from torch import nn
 
 from manyheads.algorithms import DPSGD, DePRL
 from manyheads.errors import UserError
+from manyheads.files import locked
 from manyheads.store import Run
 
 
@@ -203,28 +201,7 @@ def test_a_full_disk_is_said_in_one_line(
         directory.append(shelf.record(51))
 
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from manyheads.store import RunDirectory
-with RunDirectory(Path(sys.argv[1])).lock():
-    print("held", flush=True)
-    time.sleep(600)
-"""
-
-
-def test_a_second_process_is_kept_out_until_the_first_is_gone(shelf: SimpleNamespace, tmp_path: Path) -> None:
-    directory = shelf.start(tmp_path)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen([sys.executable, "-c", HOLD, tmp_path], stdout=subprocess.PIPE, env=env) as other:
-        try:
-            assert other.stdout is not None
-            assert other.stdout.readline() == b"held\n"
-            with shelf.refused(tmp_path, "another process is writing to"), directory.lock():
-                pytest.fail("two processes hold one run directory")
-            with shelf.refused(tmp_path, "another process is writing to"):
-                shelf.start(tmp_path, replace(shelf.experiment, rounds=80))
-        finally:
-            other.send_signal(signal.SIGKILL)
-    with directory.lock():
-        pass
+def test_a_directory_that_is_being_written_is_not_taken_up(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    shelf.start(tmp_path)
+    with locked(tmp_path), shelf.refused(tmp_path, "another process is writing to"):
+        shelf.start(tmp_path, replace(shelf.experiment, rounds=80))

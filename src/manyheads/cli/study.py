@@ -1,8 +1,8 @@
 """``manyheads study``: a table or figure of the paper: its runs, as far as they are not recorded, and a report."""
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,6 +76,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from manyheads.files import disk_errors, locked
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, TITLE
     from manyheads.studies.records import Records
@@ -93,7 +94,9 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(_plan(trials, Records(folder), args))
         return
-    with _alone(folder):
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
         errors = {} if args.report else _run(trials, folder, args)
         _report(args.name, size, folder)
     if errors:
@@ -140,9 +143,12 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
 def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """Make the runs that are not recorded; why some failed, by name."""
     from manyheads.cli.board import follow
+    from manyheads.files import disk_errors
     from manyheads.studies.records import Records
     from manyheads.studies.runner import Runner, as_jobs
 
+    with disk_errors(args.work):
+        args.work.mkdir(parents=True, exist_ok=True)
     runtime, records = _runtime(args), Records(folder)
     missing = [trial for trial in trials if not records.have(trial)]
     if not args.quiet:
@@ -200,15 +206,3 @@ def _report(name: str, size: "Size", folder: Path) -> None:
             except ModuleNotFoundError as error:
                 print(f"no report here, as {error.name} is not installed; the records are in {records.folder}")
                 return
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep a second study out of the folder."""
-    from manyheads.files import disk_errors
-    from manyheads.store import RunDirectory
-
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with RunDirectory(folder).lock():
-        yield

@@ -1,10 +1,7 @@
 """A run directory that is being written: by one process at a time, to one experiment, whole files or none."""
 
-import fcntl
-import os
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from manyheads.checkpoint import latest_round
 from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, flat
-from manyheads.files import disk_errors, to_json, write_atomically, write_tensors
+from manyheads.files import disk_errors, locked, to_json, write_atomically, write_tensors
 from manyheads.record import Record
 from manyheads.store.layout import (
     CHECKPOINT,
@@ -35,7 +32,6 @@ from manyheads.store.layout import (
 from manyheads.tree import Buffers, Params
 
 _NAMED_DIFFERENCES = 3
-_LOCK_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -61,30 +57,9 @@ class RunDirectory:
             if not (path / EXPERIMENT).exists() and any(path.glob("[!.]*")):
                 raise UserError(f"{path} is not empty and no run directory: choose another --out.")
             path.mkdir(parents=True, exist_ok=True)
-        with directory.lock(patience):
+        with locked(path, patience):
             directory._take_up(experiment, content)
         return directory
-
-    @contextmanager
-    def lock(self, patience: float = 0.0) -> Iterator[None]:
-        """Keep other processes out for the length of the block. A process that is killed keeps nobody out.
-
-        One that is about to end may be waited for, ``patience`` seconds long.
-        """
-        deadline = time.monotonic() + patience
-        with disk_errors(self.path):
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            with disk_errors(self.path):
-                while not _locked(handle):
-                    if time.monotonic() >= deadline:
-                        raise UserError(
-                            f"another process is writing to {self.path}: wait for it, stop it, or choose another --out."
-                        )
-                    time.sleep(_LOCK_POLL_SECONDS)
-            yield
-        finally:
-            os.close(handle)
 
     def finished(self, rounds: int) -> bool:
         """Whether the run has come to its end after at least so many rounds."""
@@ -187,15 +162,6 @@ class RunDirectory:
                     " or choose another --out."
                 )
         write_atomically(path, experiment.to_json().encode())
-
-
-def _locked(handle: int) -> bool:
-    """Whether the file is ours alone now."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:

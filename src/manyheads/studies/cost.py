@@ -1,6 +1,5 @@
 """What trials will take, before they run: by records of runs alike where there are any, else estimated."""
 
-import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 from manyheads.data import Dataset
 from manyheads.data.dataset import RAW
 from manyheads.recipes import step_seconds
+from manyheads.store.layout import EXPERIMENT, SUMMARY, read_description, read_object
 from manyheads.studies.trial import Trial
 
 SAMPLES = {
@@ -146,6 +146,8 @@ def _paces(records: Path, on_gpu: bool) -> dict[tuple[str, str, str, int], list[
 
 
 def _pairs(records: Path) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-    for summary in sorted(records.glob("*/summary.json")):
-        experiment = summary.with_name("experiment.json")
-        yield json.loads(experiment.read_bytes()), json.loads(summary.read_bytes())
+    """What each record computes, and what it came to."""
+    for summary in sorted(records.glob(f"*/{SUMMARY}")):
+        experiment, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
+        if experiment is not None and end is not None:
+            yield experiment, end

@@ -19,13 +19,12 @@ from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing, to_json, write_atomically
 from manyheads.report.collect import Finished, find_runs
 from manyheads.store import Run
-from manyheads.store.layout import PARTITION
+from manyheads.store.layout import EXPERIMENT, METRICS, PARTITION, SIMILARITY, SUMMARY, WORKERS, read_object
 from manyheads.studies.trial import Trial
 
 FOLDER = "records"
-_EXPERIMENT, _METRICS, _WORKERS, _SUMMARY = "experiment.json", "metrics.jsonl", "workers.jsonl", "summary.json"
-_SIZES, _SIMILARITY = "sizes.json", "similarity.safetensors"
-_FILES = (_EXPERIMENT, _METRICS, _WORKERS, _SIZES, _SIMILARITY, _SUMMARY)
+_SIZES = "sizes.json"
+_FILES = (EXPERIMENT, METRICS, WORKERS, _SIZES, SIMILARITY, SUMMARY)
 """The summary last: it makes a record whole."""
 
 _MOST_LINES = 100
@@ -48,9 +47,9 @@ class Records:
     def have(self, trial: Trial) -> bool:
         """Whether a trial's run is recorded with all that the trial wants to see of it."""
         path = self.path(trial)
-        if not (path / _SUMMARY).exists():
+        if not (path / SUMMARY).exists():
             return False
-        summary, stored = Run.open(path).summary(), _read(path / _EXPERIMENT)
+        summary, stored = Run.open(path).summary(), read_object(path / EXPERIMENT)
         if summary is None or stored is None or not trial.fits(stored):
             return False
         rounds = summary["rounds"]
@@ -58,7 +57,7 @@ class Records:
         return (
             (trial.new is not None or evaluated >= rounds // trial.every)
             and (not trial.theory or "mean_theory_m" in summary)
-            and (not trial.similarity or (path / _SIMILARITY).exists())
+            and (not trial.similarity or (path / SIMILARITY).exists())
         )
 
     def read(self, trial: Trial) -> Finished | None:
@@ -75,16 +74,16 @@ class Records:
         assert summary is not None, "only finished runs are recorded"
         with disk_errors(target):
             target.mkdir(parents=True, exist_ok=True)
-            (target / _SUMMARY).unlink(missing_ok=True)
+            (target / SUMMARY).unlink(missing_ok=True)
         files = {
-            _EXPERIMENT: (directory / _EXPERIMENT).read_bytes(),
-            _METRICS: _lines(_thinned(metrics)),
-            _WORKERS: _lines(workers[-1:]),
+            EXPERIMENT: (directory / EXPERIMENT).read_bytes(),
+            METRICS: _lines(_thinned(metrics)),
+            WORKERS: _lines(workers[-1:]),
             _SIZES: _lines([_sizes(directory / PARTITION)]),
-            _SUMMARY: _lines([{**summary, "evaluated_rounds": len(metrics), **_means(metrics)}]),
+            SUMMARY: _lines([{**summary, "evaluated_rounds": len(metrics), **_means(metrics)}]),
         }
         if trial.similarity:
-            files[_SIMILARITY] = (directory / _SIMILARITY).read_bytes()
+            files[SIMILARITY] = (directory / SIMILARITY).read_bytes()
         for name in _FILES:
             if name in files:
                 write_atomically(target / name, files[name])
@@ -117,8 +116,8 @@ class Records:
                 f"{archive} cannot be read ({error}): give an archive that manyheads study wrote."
             ) from None
         for name, files in found.items():
-            if _SUMMARY not in files:
-                raise UserError(f"{archive}: {name} has no {_SUMMARY}: give an archive that manyheads study wrote.")
+            if SUMMARY not in files:
+                raise UserError(f"{archive}: {name} has no {SUMMARY}: give an archive that manyheads study wrote.")
             with disk_errors(self.folder / name):
                 (self.folder / name).mkdir(parents=True, exist_ok=True)
             for file in _FILES:
@@ -130,14 +129,6 @@ class Records:
 def sizes(run: Finished) -> dict[str, list[int]]:
     """Samples of every worker in a recorded run: ``train`` and ``test``."""
     return json.loads((run.path / _SIZES).read_bytes())
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """The object in a file; None: it is damaged."""
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError:
-        return None
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

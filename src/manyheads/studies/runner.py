@@ -14,6 +14,7 @@ import torch
 from manyheads.compare import Job, News, run_jobs
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
+from manyheads.files import locked
 from manyheads.join import join
 from manyheads.parts import pick_device
 from manyheads.rounds import run
@@ -122,7 +123,7 @@ class Runner:
         path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
         directory = RunDirectory.open(path, session.experiment, resume=False, content=session.everyone.content)
         record = None
-        with directory.lock():
+        with locked(path):
             directory.cut_back(0)
             session.everyone.save(directory.path / PARTITION)
             for step in run(session):

@@ -60,8 +60,7 @@ class Trial:
     @property
     def rounds(self) -> int:
         """Rounds until the end; passes of new workers come after those of the run they build on."""
-        assert self.experiment.rounds is not None, "a trial's experiment is complete"
-        return self.experiment.rounds + (self.new.head_epochs if self.new else 0)
+        return self.experiment.recipe.rounds + (self.new.head_epochs if self.new else 0)
 
     @cached_property
     def source(self) -> "Trial":
