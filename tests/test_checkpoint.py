@@ -85,7 +85,7 @@ def single(folder: Path) -> Checkpoints:
 
 def loaded_round(checkpoints: Checkpoints) -> int | None:
     found, _ = checkpoints.load()
-    assert found is None or same(found, snapshot(found.round))
+    assert found is None or same(found, snapshot(found.round, checkpoints.workers))
     return None if found is None else found.round
 
 
@@ -279,6 +279,18 @@ def test_damage_falls_back_to_the_checkpoint_before_and_says_so(tmp_path: Path, 
     assert len(notes) == 1
     assert notes[0].startswith(f"checkpoint of round 12 is damaged ({reason}")
     assert notes[0].endswith("): continuing from round 8")
+
+
+def test_a_process_looks_only_at_what_it_reads(tmp_path: Path) -> None:
+    ranks = processes(tmp_path, 2)
+    for round in (8, 12):
+        save_all(ranks, round)
+    _truncate(tmp_path / "round-000012" / "rows-00006-00011.safetensors")
+    assert [loaded_round(checkpoints) for checkpoints in ranks] == [12, 8]
+    assert ranks[0].load()[1] == [] != ranks[1].load()[1]
+    assert loaded_round(single(tmp_path)) == 8
+    manifest, _ = newest(tmp_path)
+    assert manifest is not None and manifest.round == 8
 
 
 def test_when_all_are_damaged_the_run_starts_over(tmp_path: Path) -> None:

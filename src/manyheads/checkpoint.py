@@ -76,6 +76,10 @@ class Manifest:
     seconds: float
     files: tuple[Rows, ...]
 
+    def holding(self, workers: range) -> list[Rows]:
+        """The files that hold rows of these workers."""
+        return [rows for rows in self.files if rows.first < workers.stop and workers.start < rows.stop]
+
 
 class Checkpoints:
     """The checkpoints of a run, for a process that trains some of its workers."""
@@ -118,7 +122,7 @@ class Checkpoints:
                 f"process {self.rank} does not see what process 0 writes to {self.folder}:"
                 " choose an --out on a disk that all of them see."
             )
-        manifest, notes = newest(self.folder, at_most)
+        manifest, notes = newest(self.folder, at_most, self.workers)
         return None if manifest is None else read(self.folder, manifest, self.workers), notes
 
     def write_rows(self, snapshot: Snapshot) -> None:
@@ -206,15 +210,18 @@ class Checkpoints:
                 shutil.rmtree(_place(self.folder, other))
 
 
-def newest(folder: Path, at_most: int | None = None) -> tuple[Manifest | None, list[str]]:
-    """The newest complete checkpoint whose files are all as they were written, and a note on each damaged one."""
+def newest(folder: Path, at_most: int | None = None, workers: range | None = None) -> tuple[Manifest | None, list[str]]:
+    """The newest complete checkpoint that is as it was written, and a note on each damaged one.
+
+    ``workers``: only the files that hold their rows are looked at; None: all are.
+    """
     damage: list[str] = []
     good = None
     for round in reversed(_complete_rounds(folder)):
         if at_most is not None and round > at_most:
             continue
         try:
-            good = _verify(_place(folder, round), round)
+            good = _verify(_place(folder, round), round, workers)
             break
         except _Damaged as reason:
             damage.append(f"checkpoint of round {round} is damaged ({reason})")
@@ -232,7 +239,7 @@ def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
     place = _place(folder, manifest.round)
     parts: dict[str, list[Tensor]] = {}
     about: dict[str, Any] = {}
-    files = [rows for rows in manifest.files if rows.first < workers.stop and workers.start < rows.stop]
+    files = manifest.holding(workers)
     for rows in files:
         wanted = slice(max(workers.start, rows.first) - rows.first, min(workers.stop, rows.stop) - rows.first)
         with safe_open(place / rows.name, framework="pt") as file:
@@ -275,10 +282,10 @@ def _fingerprint(values: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
-def _verify(place: Path, round: int) -> Manifest:
-    """The manifest of a checkpoint that is as it was written."""
+def _verify(place: Path, round: int, workers: range | None) -> Manifest:
+    """The manifest of a checkpoint that is as it was written, where these workers' rows are concerned."""
     manifest = _read_manifest(place, round)
-    for rows in manifest.files:
+    for rows in manifest.files if workers is None else manifest.holding(workers):
         try:
             found = sha256(place / rows.name)
         except OSError as error:

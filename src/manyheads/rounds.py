@@ -92,19 +92,15 @@ def _is_finished(session: Session, directory: RunDirectory) -> bool:
 def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
     """Where the run goes on: the rounds that are done, the state after them, seconds and simulated seconds."""
     directory, processes, sites = saver.directory, session.processes, session.sites
-    with session.sharers.one_before_others():
-        snapshot, notes = saver.load()
+    snapshot, notes = saver.load()
     session.notes.extend(notes)
     round = snapshot.round if snapshot else 0
-    found = set(map(int, processes.texts(str(round))))
     if sites:
-        sites.take_up(directory.path, session.ctx.network.workers, max(found), round)
+        own, round = round, max(map(int, processes.texts(str(round))))
+        sites.take_up(directory.path, session.ctx.network.workers, round, own)
         session.notes.extend(sites.disturbances)
-        round = max(found)
         if processes.decide(sites.overdue()):
             raise sites.given_up()
-    elif len(found) > 1:
-        raise UserError(f"{directory.path} shows the processes checkpoints of rounds {found}: start again.")
     if session.sharers.rank == 0:
         if directory.cut_back(round) or round:
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterable
+from itertools import chain
 
 from manyheads.algorithms.base import State
 from manyheads.checkpoint import Checkpoints, Snapshot
@@ -41,11 +42,26 @@ class Saver:
         self.next_cost: float | None = None
 
     def load(self) -> tuple[Snapshot | None, list[str]]:
-        """The checkpoint to go on from; sites, which have one each, agree on its round."""
-        if self.session.sites is None:
-            return self.checkpoints.load()
-        everywhere = self.session.processes.texts(json.dumps(self.checkpoints.rounds()))
-        return self.checkpoints.load(at_most=resume_round([json.loads(rounds) for rounds in everywhere]))
+        """The checkpoint to go on from, and what the user should be told.
+
+        Those who share one agree on the newest in which nobody finds its own part damaged; sites, which have one each,
+        on a round.
+        """
+        processes, sharers = self.session.processes, self.session.sharers
+        at_most, notes = None, []
+        if self.session.sites:
+            everywhere = processes.texts(json.dumps(self.checkpoints.rounds()))
+            at_most = resume_round([json.loads(rounds) for rounds in everywhere])
+        while True:
+            with sharers.one_before_others():
+                snapshot, found = self.checkpoints.load(at_most)
+            processes.wait_long()
+            said = sharers.texts(json.dumps([snapshot.round if snapshot else 0, found]))
+            rounds, findings = zip(*map(json.loads, said), strict=True)
+            notes += dict.fromkeys(chain.from_iterable(findings))
+            at_most = min(rounds)
+            if at_most == max(rounds):
+                return snapshot, notes
 
     def keep(self, round: int, state: State, seconds: float, simulated: float, record: Record | None) -> None:
         """Keep what is due after a round."""

@@ -147,6 +147,37 @@ def test_an_error_is_shown_whole_and_once(start_together, tmp_path: Path) -> Non
     assert "was lost" not in text
 
 
+SLOW = """
+import os, sys, time
+from manyheads import checkpoint
+from manyheads.cli import main
+
+def slow(path, sha256=checkpoint.sha256):
+    time.sleep(4 if os.environ["RANK"] == "1" else 0)
+    return sha256(path)
+
+checkpoint.sha256 = slow
+sys.exit(main())
+"""
+
+
+def test_damage_that_only_one_finds_and_a_slow_disk(start, start_together, tmp_path: Path) -> None:
+    """Each process reads its own part of a checkpoint; all go on from the same one, and wait for each other."""
+    plain, damaged, slow = tmp_path / "plain", tmp_path / "damaged", tmp_path / "slow.py"
+    slow.write_text(SLOW)
+    words = (*TRAIN, "--checkpoint-every", 1, "--timeout", 5)
+    undisturbed = start(PROGRAM, *words, "--rounds", 6, "--out", plain)
+    assert {process.status() for process in start_together(2, PROGRAM, *words, "--rounds", 4, "--out", damaged)} == {0}
+    (last,) = damaged.glob("checkpoint/round-000004/rows-*-00004.safetensors")
+    last.write_bytes(last.read_bytes()[:-1])
+    for process in start_together(2, slow, *words, "--rounds", 6, "--out", damaged):
+        assert process.status() == 0, process.text()
+    note = f"checkpoint of round 4 is damaged (sha mismatch in {last.name}): continuing from round 3"
+    assert note in json.loads((damaged / "summary.json").read_text())["notes"]
+    assert undisturbed.status() == 0
+    assert (plain / "models.safetensors").read_bytes() == (damaged / "models.safetensors").read_bytes()
+
+
 # Under torchrun
 
 
