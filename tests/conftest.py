@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -12,6 +13,7 @@ from manyheads.algorithms import Algorithm, State
 from manyheads.data import Dataset
 from manyheads.experiment import Experiment, Runtime
 from manyheads.session import Session, open_session
+from manyheads.topology import GraphMixing, Rows
 
 # Timing is the benchmarks' business: on a busy machine a deadline would only make tests fail at random.
 hypothesis.settings.register_profile("manyheads", deadline=None)
@@ -80,6 +82,27 @@ def states(session: Session, rounds: int | None = None) -> list[State]:
     return out
 
 
+def mixing_of(*matrices: Any, directed: bool = False, doubly_stochastic: bool = True) -> GraphMixing:
+    """The mixing whose P are given, [N, N] for every round of its period, whatever they are."""
+    everyone = np.ones(len(matrices[0]), dtype=bool)
+
+    def rows(matrix: np.ndarray) -> Rows:
+        entries = (matrix != 0) | np.diag(everyone)
+        offsets = np.cumsum([0, *entries.sum(1)])
+        return Rows(offsets, np.nonzero(entries)[1], matrix[entries], everyone)
+
+    period = [rows(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
+    return GraphMixing(
+        name="given",
+        num_workers=len(everyone),
+        period=len(period),
+        directed=directed,
+        doubly_stochastic=doubly_stochastic,
+        notes=(),
+        draw=period.__getitem__,
+    )
+
+
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """A test that draws from torch's generator draws the same every time, alone and among others."""
@@ -89,4 +112,4 @@ def same_numbers() -> None:
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
     """The functions above, for tests."""
-    return SimpleNamespace(blobs=blobs, tiny=tiny, opened=opened, states=states, cpu=CPU)
+    return SimpleNamespace(blobs=blobs, tiny=tiny, opened=opened, states=states, mixing_of=mixing_of, cpu=CPU)

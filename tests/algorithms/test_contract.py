@@ -15,7 +15,6 @@ from manyheads.data import federate
 from manyheads.experiment import Experiment
 from manyheads.network.in_process import InProcess
 from manyheads.rounds import train
-from manyheads.topology import MatrixMixing
 from manyheads.tree import clone, group
 
 
@@ -156,7 +155,7 @@ def test_relabelling_the_workers_relabels_the_result(experiment, lab, monkeypatc
     expected = lab.states(session)[-1]
     order = [2, 0, 3, 1]
     matrix = session.mixing.rows(0).dense()[np.ix_(order, order)]
-    mixing = MatrixMixing(matrix, allow_row_stochastic=True)
+    mixing = lab.mixing_of(matrix)
     monkeypatch.setattr("manyheads.parts.federate", lambda *a, **k: federate(*a, **k).take(order))
     monkeypatch.setattr("manyheads.parts.build_mixing", lambda *a, **k: mixing)
     relabelled = lab.opened(experiment)
@@ -183,8 +182,7 @@ def test_identity_mixing_is_independent_training(experiment, lab, monkeypatch):
     kind = experiment.algorithm
     if kind.server:
         return  # a server's average is never the identity
-    identity = MatrixMixing(np.eye(4), allow_disconnected=True)
-    session = lab.opened(experiment, network=InProcess(identity, kind.private))
+    session = lab.opened(experiment, network=InProcess(lab.mixing_of(np.eye(4)), kind.private))
     sizes, together = session.ctx.sizes, lab.states(session)[-1]
     for worker in range(4):
         with monkeypatch.context() as patch:

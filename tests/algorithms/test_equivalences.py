@@ -11,7 +11,6 @@ from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, FedRep, Fe
 from manyheads.data import Dataset
 from manyheads.network.in_process import InProcess
 from manyheads.rounds import train
-from manyheads.topology import MatrixMixing
 from manyheads.tree import select
 
 ROUNDS = 3
@@ -72,13 +71,12 @@ def assert_same_records(lab, one, other) -> None:
         assert a.loss == pytest.approx(b.loss, rel=1e-10)
 
 
-def by_samples(session) -> InProcess:
+def by_samples(lab, session) -> InProcess:
     """A graph on which everybody hears everybody with weight n_j / n."""
     share = session.ctx.sizes / session.ctx.sizes.sum()
     assert len(set(share.tolist())) > 1
     matrix = np.tile(share, (len(share), 1))
-    mixing = MatrixMixing(matrix, directed=True, allow_row_stochastic=True)
-    return InProcess(mixing, session.experiment.algorithm.private)
+    return InProcess(lab.mixing_of(matrix), session.experiment.algorithm.private)
 
 
 @with_models
@@ -93,7 +91,7 @@ def test_d_psgd_on_the_full_graph_is_fedavg_with_equal_weights(lab, model):
 def test_fedavg_by_samples_is_d_psgd_with_these_weights(lab, model):
     one = lab.tiny(FedAvg(epochs=2, weighting="samples"), model=model, rounds=ROUNDS)
     other = replace(one, algorithm=DPSGD(epochs=2))
-    assert_equivalent(lab, one, other, network=by_samples(lab.opened(other)))
+    assert_equivalent(lab, one, other, network=by_samples(lab, lab.opened(other)))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_deprl_on_the_full_graph_is_fedrep_with_equal_weights(lab, model, heads)
 def test_fedrep_by_samples_is_deprl_with_these_weights(lab, model):
     one = lab.tiny(FedRep(weighting="samples"), model=model, rounds=ROUNDS)
     other = replace(one, algorithm=DePRL())
-    assert_equivalent(lab, one, other, network=by_samples(lab.opened(other)))
+    assert_equivalent(lab, one, other, network=by_samples(lab, lab.opened(other)))
 
 
 @pytest.mark.parametrize("model", ["mlp:7,5", batchnorm], ids=["mlp", "batchnorm"])

@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 import pytest
 import torch
 
@@ -8,12 +7,11 @@ from manyheads.metrics import spread as module
 from manyheads.metrics.consensus import consensus_errors
 from manyheads.metrics.spread import _square_distances, spread
 from manyheads.network.in_process import InProcess
-from manyheads.topology import MatrixMixing
+from manyheads.topology import build_mixing
 
 
 def network(num_workers: int) -> InProcess:
-    full = MatrixMixing(np.full((num_workers, num_workers), 1 / num_workers))
-    return InProcess(full, frozenset({"head"}))
+    return InProcess(build_mixing("full", num_workers), frozenset({"head"}))
 
 
 def test_by_hand() -> None:

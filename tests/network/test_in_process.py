@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from manyheads.network.in_process import InProcess
-from manyheads.topology import MatrixMixing, build_mixing
+from manyheads.topology import build_mixing
 
 GRAPHS = ["ring", "full", "star", "random:0.5", "exponential", "regular:3", "one-peer-exponential"]
 
@@ -93,9 +93,9 @@ def test_every_link_carries_a_row(graph, degrees):
     assert net.traffic.on_wire == 0
 
 
-def test_directed_links_count_for_sender_and_receiver():
+def test_directed_links_count_for_sender_and_receiver(lab):
     matrix = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5], [0.25, 0.25, 0.5]])
-    net = InProcess(MatrixMixing(matrix, directed=True, allow_row_stochastic=True), frozenset())
+    net = InProcess(lab.mixing_of(matrix), frozenset())
     net.mix({"head.weight": torch.ones(3, 10, dtype=torch.float64)}, 0)
     assert net.traffic.sent.tolist() == [80, 160, 80]
     assert net.traffic.received.tolist() == [80, 80, 160]
@@ -116,9 +116,9 @@ def test_failed_links_and_absent_workers_carry_nothing():
         assert torch.equal(mixed[name][gone], leaf[gone])
 
 
-def test_under_a_mask_each_weight_is_averaged_over_those_who_have_it():
+def test_under_a_mask_each_weight_is_averaged_over_those_who_have_it(lab):
     matrix = np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.25, 0.25, 0.5]])
-    net = InProcess(MatrixMixing(matrix), frozenset())
+    net = InProcess(lab.mixing_of(matrix), frozenset())
     x = torch.tensor([[4.0, 1.0, 0.0], [8.0, 0.0, 0.0], [0.0, 3.0, 0.0]], dtype=torch.float64)
     mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 1, 0]], dtype=torch.uint8)
     plain = torch.ones(3, 2, dtype=torch.float64)

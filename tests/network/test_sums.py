@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from manyheads.network.sums import AtHand, _Mixer, add_hosted, common_row, mix_rows
-from manyheads.topology import MatrixMixing, build_mixing
+from manyheads.topology import build_mixing
 
 
 def whole(leaf: torch.Tensor) -> AtHand:
@@ -59,13 +59,12 @@ def test_a_weight_of_zero_keeps_out_what_is_no_number() -> None:
     assert add_hosted(torch.zeros(1), whole(leaf), np.array([0.0, 1.0])).tolist() == [2.0]
 
 
-def test_the_full_graph_has_one_row() -> None:
+def test_the_full_graph_has_one_row(lab) -> None:
     assert common_row(build_mixing("full", 5).rows(0)) is not None
     assert common_row(build_mixing("ring", 5).rows(0)) is None
     assert common_row(build_mixing("full", 5, weights="lazy").rows(0)) is None
     by_sender = np.tile([0.5, 0.2, 0.3], (3, 1))
-    matrix = MatrixMixing(by_sender, directed=True, allow_row_stochastic=True).rows(0)
-    assert common_row(matrix).tolist() == [0.5, 0.2, 0.3]  # pyright: ignore[reportOptionalMemberAccess]
+    assert common_row(lab.mixing_of(by_sender).rows(0)).tolist() == [0.5, 0.2, 0.3]  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_a_device_that_multiplies_gets_the_same_within_rounding() -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import UserError
-from manyheads.topology import WEIGHTS, MatrixMixing, Mixing, build_mixing, check, spectral
+from manyheads.topology import WEIGHTS, build_mixing, check, spectral
 
 patient = settings(deadline=None)
 """A busy machine is no failure."""
@@ -294,39 +294,3 @@ def test_wrong_options_are_refused_in_one_line(options, says):
         build_mixing(**{"num_workers": 8, **options})
     assert says in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_matrix_of_ones_own():
-    matrix = build_mixing("torus", 12).rows(0).dense()
-    mixing: Mixing = MatrixMixing(matrix.astype(np.float32))
-    assert mixing.period == 1
-    assert mixing.num_workers == 12
-    assert mixing.rows(0) is mixing.rows(5)
-    np.testing.assert_allclose(mixing.rows(5).dense(), matrix, atol=1e-7)
-
-
-def test_a_row_stochastic_matrix_needs_permission_and_says_so():
-    sizes = np.array([1.0, 2.0, 5.0])
-    matrix = np.tile(sizes / sizes.sum(), (3, 1))
-    with pytest.raises(UserError, match="allow a row-stochastic P"):
-        MatrixMixing(matrix)
-    mixing = MatrixMixing(matrix, allow_row_stochastic=True, name="by size")
-    assert np.array_equal(mixing.rows(0).dense(), matrix)
-    assert "by size" in mixing.notes[0]
-
-
-def test_the_identity_needs_permission():
-    mixing = MatrixMixing(np.eye(4), allow_disconnected=True)
-    assert mixing.rows(0).columns.tolist() == [0, 1, 2, 3]
-
-
-def test_a_function_of_the_round_is_checked_in_every_round():
-    def matrix(round: int) -> np.ndarray:
-        return np.full((3, 3), 1 / 3) if round < 70 else np.ones((3, 3))
-
-    mixing = MatrixMixing(matrix)
-    assert mixing.rows(69).dense()[0, 1] == pytest.approx(1 / 3)
-    with pytest.raises(UserError, match="P of round 70: row 0 sums to 3"):
-        mixing.rows(70)
-    with pytest.raises(UserError, match="shape"):
-        MatrixMixing(lambda round: np.full((2 + round, 2 + round), 1 / (2 + round))).rows(1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyheads.topology import MatrixMixing, build_mixing, describe, spectral
+from manyheads.topology import build_mixing, describe, spectral
 
 
 @pytest.mark.parametrize(("num_workers", "rho"), [(8, 0.805), (16, 0.949), (32, 0.987), (64, 0.9968), (128, 0.99920)])
@@ -27,9 +27,9 @@ def test_the_random_graph_of_the_paper(weights, rho):
         assert found.column_sums == pytest.approx((0.64, 1.48), abs=0.12)
 
 
-def test_the_full_graph_agrees_at_once_and_the_identity_never():
+def test_the_full_graph_agrees_at_once_and_the_identity_never(lab):
     assert spectral(build_mixing("full", 16)).rho < 1e-12
-    identity = MatrixMixing(np.eye(4), allow_disconnected=True)
+    identity = lab.mixing_of(np.eye(4))
     assert spectral(identity).rho == 1
     assert dict(describe(identity))["1 / gap"] == "never agree"
 

@@ -2,7 +2,7 @@
 
 from manyheads.topology.graphs import Graph, parse_graph
 from manyheads.topology.layout import edges, layout
-from manyheads.topology.mixing import WEIGHTS, GraphMixing, MatrixMixing, build_mixing
+from manyheads.topology.mixing import WEIGHTS, GraphMixing, build_mixing
 from manyheads.topology.rows import Mixing, Rows, check
 from manyheads.topology.spectrum import Spectrum, describe, spectral
 
@@ -10,7 +10,6 @@ __all__ = [
     "WEIGHTS",
     "Graph",
     "GraphMixing",
-    "MatrixMixing",
     "Mixing",
     "Rows",
     "Spectrum",

@@ -1,4 +1,4 @@
-"""Mixing matrices as functions of the round: a graph's, with weights, redraws and failures, or the user's own."""
+"""Mixing matrices as functions of the round: a graph's, with weights, redraws and failures."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,7 +9,7 @@ import numpy as np
 from manyheads.errors import UserError, unknown
 from manyheads.randomness import generator
 from manyheads.topology.graphs import Graph, Links, draw_links, fixed_links, parse_graph
-from manyheads.topology.rows import Mixing, Rows, check, check_rows, sparse_rows
+from manyheads.topology.rows import Mixing, Rows, check, sparse_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,51 +28,6 @@ class GraphMixing:
     def rows(self, round: int) -> Rows:
         """P of one round. Cached and shared: do not write into it."""
         return self.draw(round if self.period is None else round % self.period)
-
-
-class MatrixMixing:
-    """A mixing matrix of your own, [N, N] or a function round -> [N, N], checked like any other.
-
-    ``period``: after how many rounds a function repeats itself; None: never. ``directed``: P need not be symmetric.
-    ``allow_row_stochastic``: only the rows need to sum to 1. ``allow_disconnected``: the identity, for example.
-    """
-
-    def __init__(
-        self,
-        matrix: np.ndarray | Callable[[int], np.ndarray],
-        *,
-        period: int | None = None,
-        directed: bool = False,
-        allow_row_stochastic: bool = False,
-        allow_disconnected: bool = False,
-        name: str = "matrix",
-    ) -> None:
-        function = matrix if callable(matrix) else lambda round: matrix
-        self.name = name
-        self.period = period if callable(matrix) else 1
-        self.directed = directed
-        self.doubly_stochastic = not allow_row_stochastic
-        self.notes = (_note(f"{name} is given so"),) if allow_row_stochastic else ()
-        self.num_workers = len(np.atleast_1d(function(0)))
-
-        def draw(round: int) -> Rows:
-            rows = self._sparse(np.asarray(function(round), dtype=np.float64), round)
-            check_rows(rows, round, directed=directed, doubly_stochastic=self.doubly_stochastic)
-            return rows
-
-        self._draw = lru_cache(maxsize=self.period or 2)(draw)
-        check(self, connect=not allow_disconnected)
-
-    def rows(self, round: int) -> Rows:
-        """P of one round. Cached and shared: do not write into it."""
-        return self._draw(round if self.period is None else round % self.period)
-
-    def _sparse(self, matrix: np.ndarray, round: int) -> Rows:
-        if matrix.shape != (self.num_workers, self.num_workers) or not matrix.size:
-            raise UserError(f"P of round {round} has the shape {list(matrix.shape)}: give a square [workers, workers].")
-        receiver, sender = np.nonzero((matrix != 0) & ~np.eye(len(matrix), dtype=bool))
-        present = np.ones(self.num_workers, dtype=bool)
-        return sparse_rows(receiver, sender, matrix[receiver, sender], present, diagonal=np.diagonal(matrix))
 
 
 def build_mixing(

@@ -83,20 +83,13 @@ class Mixing(Protocol):
         ...
 
 
-def sparse_rows(
-    receiver: np.ndarray,
-    sender: np.ndarray,
-    weight: np.ndarray,
-    present: np.ndarray,
-    diagonal: np.ndarray | None = None,
-) -> Rows:
-    """Rows out of links, each array [links]; the diagonal [N] takes what they leave of a row's 1, unless given."""
+def sparse_rows(receiver: np.ndarray, sender: np.ndarray, weight: np.ndarray, present: np.ndarray) -> Rows:
+    """Rows out of links, each array [links]; the diagonal takes what they leave of a row's 1."""
     num_workers = len(present)
     everyone = np.arange(num_workers)
-    if diagonal is None:
-        # 1 minus the weights, taken from an equal share: on a regular graph all weights of P are then the same bits.
-        share = 1 / (1 + np.bincount(receiver, minlength=num_workers))
-        diagonal = share + np.bincount(receiver, share[receiver] - weight, minlength=num_workers)
+    # 1 minus the weights, taken from an equal share: on a regular graph all weights of P are then the same bits.
+    share = 1 / (1 + np.bincount(receiver, minlength=num_workers))
+    diagonal = share + np.bincount(receiver, share[receiver] - weight, minlength=num_workers)
     receivers = np.concatenate([receiver, everyone])
     columns = np.concatenate([sender, everyone])
     order = np.argsort(receivers * num_workers + columns, kind="stable")
@@ -132,7 +125,7 @@ def _check_sums(kind: str, sums: np.ndarray, round: int) -> None:
         )
 
 
-def check(mixing: Mixing, *, connect: bool = True) -> None:
+def check(mixing: Mixing) -> None:
     """Refuse a mixing that breaks its own claims, or whose union over one period is not connected.
 
     Without a period the first rounds are looked at, until their union is connected.
@@ -145,7 +138,7 @@ def check(mixing: Mixing, *, connect: bool = True) -> None:
         union = distinct(np.append(union, rows.receivers * num_workers + rows.columns))
         if mixing.period is None and connected(num_workers, *np.divmod(union, num_workers)):
             return
-    if connect and not connected(num_workers, *np.divmod(union, num_workers)):
+    if not connected(num_workers, *np.divmod(union, num_workers)):
         raise UserError(
             f"{mixing.name} on {num_workers} workers is not connected, so they can never agree: "
             "add links until every worker can be reached from every other."
