@@ -188,16 +188,15 @@ class Processes:
             # The store lives and dies with the first host.
             missing = [0] if (found := self._ask(self._missing)) is None else found
         self._found_missing = missing
-        who = named(missing) if missing else "a process"
+        several = len(missing) > 1
+        who = f"{named(missing) if missing else 'a process'} of {self.count}"
+        alive = f"see whether {'they still run' if several else 'it still runs'}"
         if waited < self.timeout:
-            verb = "were" if len(missing) > 1 else "was"
-            return UserError(
-                f"{who} of {self.count} {verb} lost: see its output, and whether it still runs. The same command"
-                " continues the run."
-            )
+            lost = "were lost: see their output" if several else "was lost: see its output"
+            return UserError(f"{who} {lost}, and {alive}. The same command continues the run.")
         return UserError(
-            f"{who} of {self.count} did not answer within {self.timeout:g} s: see whether it still runs; where a round"
-            " takes longer, give a longer --timeout. The same command continues the run."
+            f"{who} did not answer within {self.timeout:g} s: {alive}; where a round takes longer, give a longer"
+            " --timeout. The same command continues the run."
         )
 
     def _missing(self) -> list[int]:
