@@ -68,8 +68,11 @@ def torchrun(host: str, number: int, out: Path, log: Path) -> subprocess.Popen[b
         *("--rdzv-conf", meeting, "--local-addr", f"10.77.0.{number + 1}"),
     )
     program = (sys.executable, "-m", "torch.distributed.run", *options, "-m", "manyheads", *TRAIN, *REST, "--out", out)
+    temporary = log.with_suffix(".tmp")
+    temporary.mkdir()
     env = {
         **os.environ,
+        "TMPDIR": str(temporary),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "eth",

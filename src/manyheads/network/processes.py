@@ -174,7 +174,7 @@ class Processes:
         return self._first_on_host() if number is None else number == 1
 
     def _first_on_host(self) -> bool:
-        """Whether this process is the first here to leave a mark among the temporary files, which all of them see."""
+        """Whether this process is the first here to leave a mark, an empty file among the temporary ones."""
         try:
             Path(gettempdir(), f"manyheads-{self.generation}").touch(exist_ok=False)
         except OSError as error:
