@@ -35,4 +35,4 @@ test: lint browser
 	$(BIN)/pytest -n 2
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis runs
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -692,7 +692,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/records/gpu.json"))
     options = parser.parse_args()
     options.works = options.works.split(",")
-    options.device = options.device or ("cuda:0" if torch.cuda.is_available() and not options.smoke else "cpu")
+    if not (options.smoke or options.device or torch.cuda.is_available()):
+        parser.error("torch sees no GPU: run it where there is one, or give --smoke.")
+    options.device = options.device or ("cpu" if options.smoke else "cuda:0")
     if options.smoke and options.out == parser.get_default("out"):
         options.out = Path("benchmarks/records/smoke.json")
     bench = Bench(options)

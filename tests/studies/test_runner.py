@@ -120,3 +120,7 @@ def test_what_cannot_end_in_time_is_left(tmp_path: Path, monkeypatch: pytest.Mon
     assert [runner.records.have(trial) for trial in trials] == [False, False, True]
     assert list(runner.run([_trial()], seconds=30))[-1].state == "finished"
     assert list(runner.run([_trial(seed=12)], seconds=0)) == []
+
+
+def test_what_is_estimated_to_take_far_too_long_is_not_begun(tmp_path: Path) -> None:
+    assert list(_runner(tmp_path).run([_trial(rounds=10_000_000)], seconds=5)) == []

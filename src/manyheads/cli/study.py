@@ -165,7 +165,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     with closing(runner.run(missing, args.budget_seconds)) as news:
         errors = follow(news, as_jobs(missing), args.name, quiet=args.quiet)
     if left := sum(not records.have(trial) for trial in missing) - len(errors):
-        print(f"{left} runs are left: the same command makes them.", flush=True)
+        print(f"{left} runs are left: the same command makes them, given the time.", flush=True)
     return {name: news.error for name, news in errors.items()}
 
 

@@ -21,11 +21,14 @@ from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.store import Run, RunDirectory
 from manyheads.store.layout import PARTITION
+from manyheads.studies.cost import Costs
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
 
 _FIRST_ROUNDS = 3
 """Rounds before a run's pace is known: the first ones compile and warm up."""
+_AT_MOST_TOO_LONG = 3
+"""How many times longer than a run an estimate of it may be."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +51,17 @@ class Runner:
     def run(self, trials: Sequence[Trial], seconds: float | None = None) -> Generator[News]:
         """Run trials in their order.
 
-        With ``seconds``, runs are left that cannot end in time, by their own pace or by that of others like them.
+        With ``seconds``, runs are left that cannot end in time: by what is estimated before any round is made, by the
+        run's own pace, or by that of others like it.
         """
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
+        costs = Costs(self.records.folder, pick_device(self.runtime.device).type)
         takes: dict[tuple[str, str], float] = {}
         for number, trial in enumerate(trials):
             kind, began = (trial.data, trial.experiment.algorithm.name), time.monotonic()
             if began >= deadline:
                 return
-            if began + takes.get(kind, 0.0) > deadline:
+            if began + takes.get(kind, costs(trial).seconds / _AT_MOST_TOO_LONG) > deadline:
                 continue
             if self.records.have(trial):
                 # New workers have left the record of the run that they build on.
