@@ -4,18 +4,19 @@ Runs of one seed share partition, graph and first weights by construction: all o
 options that the runs have in common.
 """
 
+import json
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -25,6 +26,7 @@ from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
 from manyheads.parts import connect, deal, pick_device, resolve
+from manyheads.recipes import Recipe
 from manyheads.record import Record
 from manyheads.rounds import run
 from manyheads.session import open_session
@@ -112,13 +114,27 @@ def directory_name(experiment: Experiment) -> str:
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """Each experiment's algorithm, and the values of those options in which experiments of that algorithm differ."""
     tables = [flat(experiment.describe()) for experiment in experiments]
+    implied = follow_from_data(tables)
     found = []
     for table in tables:
         alike = [other for other in tables if other["algorithm"] == table["algorithm"]]
-        differing = [name for name in table if any(other[name] != table[name] for other in alike)]
+        differing = [
+            name for name in table if name not in implied and any(other[name] != table[name] for other in alike)
+        ]
         values = [f"{name.replace('_', ' ')} {table[name]}" for name in differing]
         found.append(", ".join([table["algorithm"], *values]))
     return found
+
+
+def follow_from_data(tables: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The options of a recipe that, in tables of options, have one value on each data set."""
+
+    def values(name: str) -> set[str]:
+        return {json.dumps([table["data"], table.get(name)]) for table in tables}
+
+    num_data = len({json.dumps(table["data"]) for table in tables})
+    recipe = ("step_seconds", *(spec.name for spec in fields(Recipe)))
+    return {name for name in recipe if len(values(name)) == num_data}
 
 
 def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:

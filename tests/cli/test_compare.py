@@ -7,6 +7,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from manyheads.cli import main
@@ -62,6 +63,19 @@ def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture, request: 
     assert again[0] == "running  8 of 8 runs were finished before"
     assert [line for line in again if " ± " in line] == [line for line in lines if " ± " in line]
     assert _runs("all") == before
+
+
+def test_several_data_sets(capsys: pytest.CaptureFixture) -> None:
+    numbers = np.random.default_rng(0)
+    np.savez("mine.npz", x=numbers.random((60, 5)), y=np.arange(60) % 3)
+    words = ["--workers", "3", "--rounds", "2", "--threads", "1", "--seeds", "1", "--out", "all"]
+    lines = _compare(capsys, "deprl", "local", "--data", "digits", "mine.npz", *words)
+    assert any("local, data mine.npz: accuracy" in line for line in lines)
+    for data in ("digits", "mine.npz"):
+        rows = [line.split()[0] for line in lines if f" {data} " in line]
+        assert sorted(rows) == ["DePRL", "Local", "majority"]
+    page = Path("all/report.html").read_text()
+    assert "As each data set has them" in page and "4 runs" in page
 
 
 @pytest.mark.usefixtures("undrawn")

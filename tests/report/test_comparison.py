@@ -6,6 +6,7 @@ import pytest
 
 from manyheads.errors import UserError
 from manyheads.report.comparison import collect, shown, slugs
+from manyheads.report.options import options_by_data
 
 
 def test_seeds_of_a_system_are_one_cell(tmp_path: Path, write_run):
@@ -107,6 +108,29 @@ def test_rates_may_not_change_with_the_seed(tmp_path: Path, write_run):
         write_run(tmp_path / f"b{seed}", "d-psgd", seed=seed, lr=lr)
     with pytest.raises(UserError, match=r"disagree on --lr \(D-PSGD ran with 0.1, 0.2\)"):
         collect(tmp_path)
+
+
+def test_what_follows_from_the_data_is_no_axis(tmp_path: Path, write_run):
+    recipes = {
+        "digits": {"model": "mlp:64", "lr": 0.2, "rounds": 5},
+        "mine.npz": {"model": "cnn", "lr": 0.1, "rounds": 4},
+    }
+    for algorithm, data, workers in itertools.product(("deprl", "local"), recipes, (8, 9)):
+        write_run(tmp_path / f"{algorithm}{data}{workers}", algorithm, data=data, workers=workers, **recipes[data])
+    comparison = collect(tmp_path)
+    assert comparison.grid == ("data", "workers")
+    assert sorted(comparison.by_data) == ["lr", "model", "rounds", "step_seconds"]
+    assert comparison.apart == ()
+    assert len(comparison.cells) == 8
+    assert options_by_data(comparison)["model"] == {"digits": "mlp:64", "mine.npz": "cnn"}
+
+
+def test_rates_may_be_chosen_for_each_algorithm_on_each_data_set(tmp_path: Path, write_run):
+    for number, (algorithm, data) in enumerate(itertools.product(("deprl", "local"), ("digits", "mine.npz"))):
+        model = "mlp:64" if data == "digits" else "cnn"
+        write_run(tmp_path / str(number), algorithm, data=data, model=model, lr=0.1 + 0.1 * number)
+    comparison = collect(tmp_path)
+    assert (comparison.grid, comparison.by_data, comparison.apart) == (("data",), ("model", "step_seconds"), ("lr",))
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, write_run):

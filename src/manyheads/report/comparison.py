@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.algorithms import REGISTRY
+from manyheads.compare import follow_from_data
 from manyheads.errors import UserError, flag
 from manyheads.report.collect import Finished, Found, find_runs
 
@@ -63,6 +64,8 @@ class Comparison:
     """The options all runs agree on."""
     apart: tuple[str, ...]
     """Rates that were chosen for each algorithm by itself."""
+    by_data: tuple[str, ...]
+    """What follows from the data set, of which there are several."""
     unfinished: int
     repeated: int
 
@@ -125,13 +128,18 @@ def collect(folder: Path) -> Comparison:
 
 
 def compare(found: Found) -> Comparison:
-    """Put runs in their places. Options other than the seed and an algorithm's own must agree or form a full grid."""
+    """Put runs in their places. Options must agree or form a full grid.
+
+    Those excepted are the seed, an algorithm's own, and what follows from the data set.
+    """
     runs = found.runs
     names = [name for name in dict.fromkeys(name for run in runs for name in run.options) if name != "seed"]
     varying = [name for name in names if len(_values(runs, name)) > 1]
-    grid, missing = varying, _missing(runs, varying)
+    implied = follow_from_data([run.options for run in runs])
+    free = [name for name in varying if name not in implied]
+    grid, missing = free, _missing(runs, free)
     if missing:
-        grid = [name for name in varying if name not in _RATES]
+        grid = [name for name in free if name not in _RATES]
         missing = _missing(runs, grid)
     if missing:
         raise UserError(
@@ -154,7 +162,8 @@ def compare(found: Found) -> Comparison:
         settings=tuple(settings),
         cells=cells,
         shared={name: _common(runs, name) for name in names if name not in varying},
-        apart=tuple(name for name in varying if name not in grid),
+        apart=tuple(name for name in free if name not in grid),
+        by_data=tuple(name for name in varying if name in implied),
         unfinished=found.unfinished,
         repeated=found.repeated,
     )

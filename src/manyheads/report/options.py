@@ -1,6 +1,7 @@
 """What ran with which options, those marked that are not the default."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -8,6 +9,7 @@ from manyheads.algorithms import REGISTRY
 from manyheads.data.dataset import RAW
 from manyheads.experiment import Experiment, option_defaults
 from manyheads.recipes import RECIPES, Recipe
+from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 
 
@@ -43,11 +45,20 @@ def own_options(system: System) -> list[Option]:
 
 def options_apart(comparison: Comparison) -> dict[str, dict[str, str]]:
     """The rates that were chosen for each algorithm by itself: option -> system -> values."""
-    found: dict[str, dict[str, dict[str, None]]] = {words(name): {} for name in comparison.apart}
-    for (i, _), runs in sorted(comparison.cells.items()):
-        for name in comparison.apart:
-            values = found[words(name)].setdefault(comparison.systems[i].label, {})
-            values.update(dict.fromkeys(shown(run.options.get(name)) for run in runs))
+    labelled = [(comparison.systems[i].label, run) for (i, _), runs in sorted(comparison.cells.items()) for run in runs]
+    return _by_label(comparison.apart, labelled)
+
+
+def options_by_data(comparison: Comparison) -> dict[str, dict[str, str]]:
+    """The options that follow from the data set: option -> data set -> value."""
+    return _by_label(comparison.by_data, [(shown(run.options["data"]), run) for run in comparison.runs])
+
+
+def _by_label(names: Iterable[str], runs: Sequence[tuple[str, Finished]]) -> dict[str, dict[str, str]]:
+    """Option -> label -> the values that the runs of that label have."""
+    found: dict[str, dict[str, dict[str, None]]] = {words(name): {} for name in names}
+    for name, (label, run) in itertools.product(names, runs):
+        found[words(name)].setdefault(label, {})[shown(run.options.get(name))] = None
     return {name: {label: ", ".join(values) for label, values in by.items()} for name, by in found.items()}
 
 

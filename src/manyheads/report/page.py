@@ -81,7 +81,10 @@ def _render(
         by_system=by_system,
         shared=options.shared_options(comparison),
         own=[(system.label, options.own_options(system)) for system in comparison.systems],
-        apart=options.options_apart(comparison),
+        varying={
+            "As each data set has them": options.options_by_data(comparison),
+            "Chosen for each algorithm by itself": options.options_apart(comparison),
+        },
         tried=rates.tried(comparison),
         notes=_distinct(str(note) for summary in summaries for note in summary.get("notes") or []),
         runtimes=_distinct(map(_runtime, summaries)),
