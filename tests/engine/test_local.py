@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from manyheads.algorithms.fedrod import two_losses
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import plan
+from manyheads.engine.chain import ChainKernel
+from manyheads.engine.kernel import Batch
 from manyheads.engine.phase import SGD, Epochs, Fit, Steps
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -95,6 +97,34 @@ def test_the_workers_beside_do_not_change_a_bit(make, phase, net, kind, dtype):
                 torch.testing.assert_close((fit.params, fit.buffers), (expected.params, expected.buffers), **close)
             else:
                 assert_same_bits(fit, expected)
+
+
+def test_a_batch_larger_than_all_there_is_costs_what_there_is(make, phase, monkeypatch):
+    """Nothing is as large as the batch size; a worker's bits stay its own, and the engines agree."""
+    widths, grams = [], []
+    step, bmm = ChainKernel.step, torch.bmm
+
+    def watched(kernel: ChainKernel, batch: Batch) -> Tensor:
+        widths.append(batch.x.shape[1])
+        return step(kernel, batch)
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        grams.append(a.shape[1] == b.shape[2] == widths[-1] > 256)
+        return bmm(a, b)
+
+    monkeypatch.setattr(ChainKernel, "step", watched)
+    monkeypatch.setattr(torch, "bmm", product)
+    p = make("mlp", sizes=(300, 7, 513, 9), batch_size=10**6)
+    asked = phase(optimizer=EVERYTHING)
+    everyone = p.engine("chain", chunk=4).fit(p.params, p.buffers, asked, 1)
+    assert set(widths) == {256, 512, 1024} and not any(grams)
+    for row in range(4):
+        alone = p.take([row])
+        fit = alone.engine("chain").fit(alone.params, alone.buffers, asked, 1)
+        expected = ({name: leaf[[row]] for name, leaf in tree.items()} for tree in (everyone.params, everyone.buffers))
+        assert_same_bits(fit, Fit(*expected, everyone.loss[[row]]))
+    plain = p.engine("loop").fit(p.params, p.buffers, asked, 1)
+    torch.testing.assert_close(everyone.params, plain.params, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["loop", "chain", "vmap"])

@@ -3,7 +3,7 @@
 Per step and layer there is one batched product forward, one for the input gradient, and one that adds the weight
 gradient straight into the momentum buffer (or the weight): no gradient of the size of the weights is ever stored.
 The clip needs that gradient's norm all the same: with inputs x [B, in] and output gradients d [B, out] of a layer,
-|d^T x|^2 = <d d^T, x x^T>, two B x B products.
+|d^T x|^2 = <d d^T, x x^T>, two B x B products; only for batches so large that the gradient is smaller it is made.
 """
 
 from dataclasses import dataclass
@@ -18,6 +18,9 @@ from manyheads.engine.sgd import Descent, clip_factors, one_by_one
 from manyheads.models.dropout import Dropout, dropout_mask
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, select
+
+_FEW_ROWS = 256
+"""Up to here B x B products cost too little to look for anything cheaper."""
 
 _LAYERS = (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity, Dropout)
 
@@ -54,8 +57,12 @@ class Contribution:
 
     def square_norm(self) -> Tensor:
         """|d^T x|^2 and the bias gradient's, summed, [A]."""
-        gram = torch.bmm(self.d, self.d.mT).mul_(torch.bmm(self.x, self.x.mT)).sum((1, 2))
-        return gram + self.d.sum(1).square().sum(1) if self.bias else gram
+        (rows, outputs), inputs = self.d.shape[1:], self.x.shape[2]
+        if rows <= max(_FEW_ROWS, inputs * outputs // (inputs + outputs)):
+            weight = torch.bmm(self.d, self.d.mT).mul_(torch.bmm(self.x, self.x.mT)).sum((1, 2))
+        else:
+            weight = torch.bmm(self.d.mT, self.x).square_().sum((1, 2))
+        return weight + self.d.sum(1).square().sum(1) if self.bias else weight
 
 
 class ChainKernel:

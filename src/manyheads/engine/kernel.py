@@ -35,7 +35,7 @@ class Kernel(Protocol):
     """Trains one chunk of workers in one phase."""
 
     padded: ClassVar[bool]
-    """Whether short batches come padded to the full size."""
+    """Whether short batches come padded to one width."""
 
     def __init__(
         self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -23,6 +23,8 @@ from manyheads.randomness import generator, key, torch_seed
 from manyheads.tree import Buffers, Params, clone, group
 
 _FORWARD_BATCH = 1024
+_SMALL_BATCH = 256
+"""Batches of up to so many samples are all padded alike."""
 Result = TypeVar("Result")
 
 
@@ -52,8 +54,9 @@ class LocalEngine:
         loss = torch.full((len(sizes),), float("nan"), dtype=self.dtype, device=self.device)
         batches = {row: num_batches(sizes[row], phase.amount, self.work.source) for row in rows}
         # Workers of like length end together, so that no row of a chunk waits for another.
-        order = sorted((row for row in rows if batches[row]), key=lambda row: -batches[row])
-        chunks = [order[k : k + self.chunk_size] for k in range(0, len(order), self.chunk_size)]
+        order = sorted((row for row in rows if batches[row]), key=lambda row: (-self._width(row), -batches[row]))
+        alike = [list(same) for _, same in groupby(order, self._width)]
+        chunks = [same[k : k + self.chunk_size] for same in alike for k in range(0, len(same), self.chunk_size)]
         self._each(lambda chunk: self._fit_chunk(moved, tracked, loss, chunk, phase, round), chunks)
         return Fit(moved, tracked, loss)
 
@@ -180,7 +183,7 @@ class LocalEngine:
         round: int,
     ) -> Iterator[Batch]:
         work = self.work
-        steps, size = max(map(len, plans)), work.source.batch_size
+        steps, size = max(map(len, plans)), self._width(chunk[0])
         positions = np.zeros((len(chunk), steps, size), dtype=np.int64)
         counts = np.zeros((steps, len(chunk)), dtype=np.int64)
         for k, batches in enumerate(plans):
@@ -199,7 +202,7 @@ class LocalEngine:
         for s in range(steps):
             active = int((counts[s] > 0).sum())
             full = bool((counts[s, :active] == size).all())
-            # A lone unpadded worker takes its batch at its true size; stacked ones share the full size.
+            # A lone unpadded worker takes its batch at its true size; stacked ones share one width.
             width = size if self.kernel.padded else int(counts[s, 0])
             chosen = where[:active, s, :width]
             x = pool.index_select(0, chosen.reshape(-1)).view(active, width, *pool.shape[1:])
@@ -207,6 +210,10 @@ class LocalEngine:
                 x = self._transformed(x, counts[s], chunk, round, phase.stream, s)
             weight = None if full or not self.kernel.padded else valid[s, :active].to(self.dtype)
             yield Batch(x, labels[:active, s, :width], weight, lengths[s, :active], bases[:active], s)
+
+    def _width(self, row: int) -> int:
+        """What a worker's batches are padded to: a matter of its own, so that its bits are the same in any chunk."""
+        return min(self.work.source.batch_size, max(_SMALL_BATCH, 1 << (self.work.train.sizes[row] - 1).bit_length()))
 
     def _transformed(
         self, x: Tensor, counts: np.ndarray, chunk: list[int], round: int, stream: str, step: int
