@@ -2,9 +2,11 @@
 
 import os
 import signal
+import time
 from dataclasses import replace
 from multiprocessing import active_children
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -133,6 +135,21 @@ def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_end
     for one, other in zip(here, there, strict=True):
         for name in ("models.safetensors", "workers.jsonl", "partition.safetensors"):
             assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+
+
+def test_processes_do_not_hear_ctrl_c_from_their_first_moment_on(lab: SimpleNamespace, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while len(children := active_children()) < 2:
+            time.sleep(0.001)
+        for child in children:
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGINT)
+
+    other = Thread(target=interrupt)
+    other.start()
+    news = list(run_jobs(_jobs(lab, tmp_path, "local", "fedavg"), TWO))
+    other.join()
+    assert [item.state for item in news if item.state != "running"] == ["finished", "finished"]
 
 
 def test_a_finished_run_on_a_file_that_changed_is_refused(tmp_path: Path) -> None:

@@ -11,8 +11,10 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -185,7 +187,8 @@ def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime,
         context = multiprocessing.get_context("spawn")
         pipe, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, runtime), daemon=True)
-        process.start()
+        with _without_interrupts():
+            process.start()
         theirs.close()
         processes[pipe] = process
         hand_out(pipe)
@@ -217,10 +220,23 @@ def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime,
             process.join()
 
 
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes started here never see Ctrl-C, which reaches all of a terminal: the first decides about the others.
+
+    From its first moment on a process has the mask of the one that starts it.
+    """
+    # Started together with the first process, Python's own helper would lift the mask.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(pipe: Connection, runtime: Runtime) -> None:
     """A process that runs jobs, one after the other, for as long as the one that started it lives."""
-    # Ctrl-C reaches every process of a terminal: the first one decides what becomes of the others.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     assert runtime.threads is not None
     torch.set_num_threads(runtime.threads)

@@ -13,12 +13,14 @@ from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.data import Dataset, is_own_file
+from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import place
 from manyheads.randomness import key
 from manyheads.session import Session, open_session
 from manyheads.store import Run
+from manyheads.store.layout import PARTITION
 from manyheads.tree import Params, select
 
 
@@ -56,6 +58,10 @@ def join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if new.data is None and is_own_file(source.data) and not Path(str(source.data)).exists():
         raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
     session = open_session(_experiment(source, leaves, new), runtime)
+    if new.data is None and saved_content(run.path / PARTITION) not in (None, session.everyone.content):
+        raise UserError(
+            f"{run.path} was trained on other data than {source.data} holds now: put them back, or give --data."
+        )
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
     whose = (

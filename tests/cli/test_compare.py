@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from manyheads.cli import main
+from manyheads.files import locked
 from manyheads.report import collect
 from manyheads.store import Run
 
@@ -156,6 +157,15 @@ def test_kill_and_continue(capsys: pytest.CaptureFixture) -> None:
     for path in Path("whole").glob("*/models.safetensors"):
         assert (Path("killed") / path.relative_to("whole")).read_bytes() == path.read_bytes()
     assert len(list(Path("killed").glob("*/summary.json"))) == 3
+
+
+def test_a_folder_has_one_comparison_at_a_time(capsys: pytest.CaptureFixture) -> None:
+    Path("all").mkdir()
+    with locked(Path("all")):
+        assert main(["compare", "local", *SMALL, "--out", "all"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "manyheads: another process is writing to all: wait for it, stop it, or choose another --out."
+    assert [path.name for path in Path("all").iterdir()] == [".lock"]
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,15 @@
 """``export``: a file that holds one worker's net and says how to use it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors
-import safetensors.torch
 import torch
 
-import manyheads.algorithms
-import manyheads.models
 from manyheads.cli import main
 from manyheads.store import Run
 
@@ -20,11 +19,14 @@ def _use(run: Path, worker: int, out: Path) -> dict[str, Any]:
     assert main(["export", str(run), "--worker", str(worker), "--out", str(out)]) == 0
     with safetensors.safe_open(out, "pt") as file:
         about = json.loads(file.metadata()["manyheads"])
-    names = {**about, "path": out, "manyheads": manyheads, "safetensors": safetensors}
-    exec(about["load"], names)
     wanted = Run.open(run).model(worker)
     x = torch.rand(5, *about["input_shape"], dtype=next(wanted.parameters()).dtype)
-    assert torch.equal(names["model"](x), wanted(x))
+    torch.save(x, out.with_name("x"))
+    # In a process that has imported nothing, as in a reader's.
+    use = f"import torch\ntorch.save(net(torch.load({str(out.with_name('x'))!r})), {str(out.with_name('y'))!r})"
+    program = f"path = {str(out)!r}\n{about['load']}\n{use}"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=out.parent)
+    assert torch.equal(torch.load(out.with_name("y")), wanted(x))
     return about
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from manyheads.cli import main
@@ -9,9 +10,9 @@ from manyheads.cli import main
 
 @pytest.fixture
 def trained(tmp_path: Path, capsys: pytest.CaptureFixture):
-    def train(algorithm: str) -> Path:
+    def train(algorithm: str, *options: str) -> Path:
         out = tmp_path / algorithm
-        words = ["--workers", "4", "--model", "mlp:8", "--rounds", "1", "--out", str(out), "--quiet"]
+        words = ["--workers", "4", "--model", "mlp:8", "--rounds", "1", "--out", str(out), "--quiet", *options]
         assert main(["train", algorithm, *words]) == 0
         capsys.readouterr()
         return out
@@ -34,6 +35,17 @@ def test_two_heads_are_not_what_the_theory_is_about(trained, capsys: pytest.Capt
     assert main(["inspect", "constants", str(trained("fedrod"))]) == 2
     error = capsys.readouterr().err
     assert "no representation with one head" in error and len(error.splitlines()) == 1
+
+
+def test_data_that_have_changed_since(trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "my.npz"
+    x, y = np.arange(120.0).reshape(40, 3), np.arange(40) % 2
+    np.savez(path, x=x, y=y)
+    run = trained("deprl", "--data", str(path), "--split", "iid")
+    np.savez(path, x=x + 1, y=y)
+    assert main(["inspect", "constants", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"manyheads: {run} was trained on other data than {path} holds now: put them back."
 
 
 def test_a_server_has_no_graph_for_the_theorem(trained, capsys: pytest.CaptureFixture) -> None:

@@ -63,16 +63,21 @@ def test_runs_that_cannot_be_joined(finished: Path, tmp_path: Path, capsys: pyte
         assert not out.exists()
 
 
-def test_a_run_whose_own_data_are_elsewhere(
+def test_a_run_whose_own_data_have_changed_or_are_elsewhere(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
     for folder in (here, elsewhere):
         folder.mkdir()
     rng = np.random.default_rng(0)
-    np.savez(here / "my.npz", x=rng.normal(size=(60, 3)).astype(np.float32), y=rng.integers(2, size=60))
+    x, y = rng.normal(size=(60, 3)).astype(np.float32), rng.integers(2, size=60)
+    np.savez(here / "my.npz", x=x, y=y)
     monkeypatch.chdir(here)
     assert main(["train", "deprl", "--data", "my.npz", "--workers", "3", "--rounds", "1", "--out", "run"]) == 0
+    np.savez(here / "my.npz", x=x + 1, y=y)
+    assert main(["join", "run", "--workers", "2", "--out", "new"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("run was trained on other data than my.npz holds now: put them back, or give --data.")
     monkeypatch.chdir(elsewhere)
     capsys.readouterr()
     assert main(["join", "../here/run", "--out", "new"]) == 2

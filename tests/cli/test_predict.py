@@ -1,5 +1,6 @@
 """``predict``: the same answers as the net gives in Python, and clear words about input that does not fit."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,20 @@ def test_bytes_are_pixels(capsys: pytest.CaptureFixture, finished: Path, tmp_pat
         assert _predict(finished, tmp_path / "x.npz") == 0
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
+
+
+def test_no_accuracy_in_classes_of_the_workers_own(
+    capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    text = (run / "experiment.json").read_text()
+    (run / "experiment.json").write_text(text.replace('"relabel": false', '"relabel": true'))
+    digits = data.load("digits")
+    np.savez(tmp_path / "x.npz", x=digits.x_test[:5].numpy(), y=digits.y_test[:5].numpy())
+    assert _predict(run, tmp_path / "x.npz") == 0
+    said = "no accuracy: after --relabel, worker 1 numbers the classes in its own order\n"
+    assert capsys.readouterr().out == said
 
 
 @pytest.mark.parametrize(

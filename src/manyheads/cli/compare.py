@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import zip_longest
@@ -14,7 +14,7 @@ from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     from manyheads.compare import Job, News
-    from manyheads.experiment import Experiment, Runtime
+    from manyheads.experiment import Runtime
     from manyheads.report import Comparison
     from manyheads.tune import Tuning
 
@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import experiments, given
     from manyheads.compare import distinct, plan
     from manyheads.experiment import Runtime
-    from manyheads.report import write
-    from manyheads.tune import FACTORS, with_rates
+    from manyheads.files import disk_errors, locked
+    from manyheads.tune import FACTORS, tunings, with_rates
 
     runtime = Runtime(**given(args, Runtime))
     folder = runtime.out
@@ -90,14 +90,29 @@ def run(args: argparse.Namespace) -> None:
     asked = experiments(args)
     with terminal.waiting("loading the data", quiet=args.quiet):
         wanted = distinct(asked, runtime)
-    jobs, tuned, failed = plan(wanted, folder), [], {}
-    if args.tune is not None:
-        tuned, failed = _tune(wanted, args.tune or FACTORS, runtime, folder, quiet=args.quiet)
-        jobs = plan(with_rates(wanted, tuned), folder)
-    failed |= _run(jobs, runtime, "running", quiet=args.quiet)
+    jobs = plan(wanted, folder)
+    tuned = [] if args.tune is None else tunings(wanted, args.tune or FACTORS, folder)
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        failed = {}
+        if tuned:
+            failed = _tune(tuned, runtime, folder, quiet=args.quiet)
+            jobs = plan(with_rates(wanted, tuned), folder)
+        failed |= _run(jobs, runtime, "running", quiet=args.quiet)
+        _conclude(folder, jobs, tuned, failed, quiet=args.quiet)
+
+
+def _conclude(
+    folder: Path, jobs: "Sequence[Job]", tuned: "Sequence[Tuning]", failed: "Mapping[str, News]", *, quiet: bool
+) -> None:
+    """Write the report, print the tables, and say what failed."""
+    from manyheads import terminal
+    from manyheads.report import write
+
     try:
         comparison = _compared(folder, jobs)
-        with terminal.waiting("drawing the report", quiet=args.quiet):
+        with terminal.waiting("drawing the report", quiet=quiet):
             page = write(comparison)
     except UserError:
         # Without its failed runs a grid is not whole; that they failed is what there is to say.
@@ -111,13 +126,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
 
 
-def _tune(
-    wanted: "Sequence[Experiment]", factors: Sequence[float], runtime: "Runtime", folder: Path, *, quiet: bool
-) -> "tuple[list[Tuning], dict[str, News]]":
-    """How the experiments' rates were chosen, and those that have none, by label."""
-    from manyheads.tune import tunings
-
-    tuned = tunings(wanted, factors, folder)
+def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", folder: Path, *, quiet: bool) -> "dict[str, News]":
+    """Choose the rates; gives what failed with all of them, by label."""
     failed = _run([job for tuning in tuned for job in tuning.jobs], runtime, "tuning", quiet=quiet)
     for label, news in failed.items():
         # Rates that are too high lose; whatever else goes wrong must not decide which rates are best.
@@ -125,7 +135,7 @@ def _tune(
             raise UserError(f"{label}: {news.error}")
     for tuning in tuned:
         tuning.settle(folder)
-    return tuned, {tuning.label: failed[tuning.jobs[0].label] for tuning in tuned if tuning.best is None}
+    return {tuning.label: failed[tuning.jobs[0].label] for tuning in tuned if tuning.best is None}
 
 
 def _run(jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, quiet: bool) -> "dict[str, News]":

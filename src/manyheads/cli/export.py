@@ -7,12 +7,20 @@ from pathlib import Path
 from manyheads.cli.parser import Commands, Parser
 
 _LOAD = """\
-model = manyheads.models.build(net, tuple(input_shape), num_outputs, head=head, norm=norm)
-model = manyheads.algorithms.get_algorithm(algorithm)().prepare(model)
-model.load_state_dict(safetensors.torch.load_file(path), assign=True)
-model.eval()
-"""
+# path: where this file lies
+import json
+from safetensors import safe_open
+from manyheads.algorithms import get_algorithm
+from manyheads.models import build
 
+with safe_open(path, framework="pt") as file:
+    about = json.loads(file.metadata()["manyheads"])
+    weights = {name: file.get_tensor(name) for name in file.keys()}
+net = build(about["net"], tuple(about["input_shape"]), about["num_outputs"], head=about["head"], norm=about["norm"])
+net = get_algorithm(about["algorithm"])().prepare(net)
+net.load_state_dict(weights, assign=True)
+net.eval()
+"""
 
 _ABOUT = """\
 Write one worker's trained net as a safetensors file. Its metadata, a JSON text under 'manyheads', says which net it is,

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import terminal
     from manyheads.algorithms.phases import HEAD, REPRESENTATION
     from manyheads.cli.options import given
+    from manyheads.data.federation import saved_content
     from manyheads.errors import UserError
     from manyheads.experiment import Runtime
     from manyheads.metrics.estimate import gradient_noise, smoothness, variability
@@ -37,11 +38,14 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.saver import restore
     from manyheads.session import open_session
     from manyheads.store import Run
+    from manyheads.store.layout import PARTITION
 
     run = Run.open(args.directory)
     snapshot = run.state()
     with terminal.waiting(f"loading {run.experiment.data}") as downloading:
         session = open_session(run.experiment, Runtime(**given(args, Runtime)), downloading)
+    if saved_content(run.path / PARTITION) not in (None, session.everyone.content):
+        raise UserError(f"{run.path} was trained on other data than {run.experiment.data} holds now: put them back.")
     ctx = session.ctx
     if set(ctx.model.groups) != REPRESENTATION | HEAD:
         raise UserError(f"{args.directory} has no representation with one head beside it, which the theory is about.")

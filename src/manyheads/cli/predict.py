@@ -15,11 +15,12 @@ _CHUNK = 1024
 
 _ABOUT = """\
 Classify the samples x of an npz file with one worker's trained net. With labels y in the file, the accuracy is printed;
-with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one a line.
+with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one a line. After
+--relabel, classes are numbered as the worker itself numbers them, and there is no accuracy.
 
 x is [samples, ...] as the net was trained: bytes are taken as pixels and scaled to 0..1, all other numbers are taken as
-they are. A net trained on a named data set expects that data set's own normalisation: load it with manyheads.data.load
-to see it. After --relabel, classes are numbered as the worker itself numbers them.
+they are. A net trained on a named data set expects that data set's own normalisation: after 'from manyheads.data import
+load', load('cifar10').x_test holds samples as such a net takes them.
 """
 
 
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> None:
 
     from manyheads.files import disk_errors, replacing
     from manyheads.store import Run
+    from manyheads.store.layout import EXPERIMENT, read_description
 
     run = Run.open(args.directory)
     net, summary = run.model(args.worker), run.summary()
@@ -65,7 +67,9 @@ def run(args: argparse.Namespace) -> None:
         with disk_errors(args.out), replacing(args.out) as file:
             np.savez(file, classes=classes, probabilities=probabilities)
         print(args.out)
-    if y is not None:
+    if y is not None and (read_description(run.path / EXPERIMENT) or {}).get("relabel"):
+        print(f"no accuracy: after --relabel, worker {args.worker} numbers the classes in its own order")
+    elif y is not None:
         print(f"accuracy {100 * (classes == y).mean():.1f} % on {len(y)} samples")
     elif args.out is None:
         print("\n".join(map(str, classes)))
