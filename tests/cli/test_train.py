@@ -150,13 +150,15 @@ def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mon
     def interrupted(session):
         for step in real(session):
             yield step
-            if step.round == 1:
+            if step.round == 3:
                 raise KeyboardInterrupt
 
-    monkeypatch.setattr(train, "run", interrupted)
-    assert main(["train", "deprl", *SMALL, "--out", "run"]) == 130
-    caught = capsys.readouterr()
-    assert caught.err == "manyheads: stopped at round 1; the same command continues it.\n"
+    words = ["deprl", *SMALL, "--rounds", "4", "--out", "run"]
+    for every, goes_on in ((9, "begins it again"), (2, "continues it from round 2")):
+        monkeypatch.setattr(train, "run", interrupted)
+        assert main(["train", *words, "--checkpoint-every", str(every)]) == 130
+        assert capsys.readouterr().err == f"manyheads: stopped at round 3; the same command {goes_on}.\n"
     monkeypatch.setattr(train, "run", real)
-    assert _train(capsys, "deprl", *SMALL, "--out", "run")[-1] == "run"
-    assert [row["round"] for row in Run.open("run").metrics()] == [1, 2]
+    out = _train(capsys, *words)
+    assert "note: Continuing the run in run from round 2." in out and out[-1] == "run"
+    assert [row["round"] for row in Run.open("run").metrics()] == [1, 2, 3, 4]

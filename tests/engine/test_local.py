@@ -1,5 +1,7 @@
 """What every engine promises besides its numbers: arguments left alone, bits that are a worker's own, true scores."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +14,7 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import plan
 from manyheads.engine.chain import ChainKernel
 from manyheads.engine.kernel import Batch
+from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Fit, Steps
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -316,3 +319,57 @@ def test_modules_with_their_own_randomness_run_alone_and_reproducibly(problem, p
     fit = alone.engine("loop").fit(alone.params, alone.buffers, phase(), 0)
     assert torch.equal(fit.loss, first.loss[1:])
     assert not torch.equal(p.engine("loop").fit(p.params, p.buffers, phase(), 1).loss, first.loss)
+
+
+class Noise(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.1 * torch.randn_like(x)
+
+
+def test_noise_at_all_times_is_reproducible_too(problem, phase):
+    """In scores, gradients and the features of a frozen representation in eval mode."""
+
+    def noisy(input_shape, num_outputs):
+        return nn.Sequential(nn.Flatten(), Noise(), nn.Linear(64, 8), nn.Linear(8, num_outputs))
+
+    p = problem(noisy, sizes=(7, 5))
+    head = phase(update=HEAD, frozen="eval")
+
+    def numbers(workers: list[int]) -> list[Tensor]:
+        some = p.take(workers)
+        engine = some.engine("loop")
+        return [
+            engine.evaluate(some.params, some.buffers, some.work.train).loss,
+            engine.gradient(some.params, some.buffers, phase(), 0)["head.3.weight"],
+            engine.fit(some.params, some.buffers, head, 0).loss,
+        ]
+
+    first, again, alone = numbers([0, 1]), numbers([0, 1]), numbers([1])
+    for one, two, own in zip(first, again, alone, strict=True):
+        assert torch.equal(one, two) and torch.equal(one[1:], own)
+
+
+def test_no_thread_works_on_after_ctrl_c(make, phase, monkeypatch):
+    """A process that has said it stopped must not go on for minutes; the engine works again."""
+    p = make("mlp", sizes=(4, 400), batch_size=1)
+    engine, step, steps = p.engine("loop", threads=2), LoopKernel.step, []
+
+    def counted(kernel: LoopKernel, batch: Batch) -> Tensor:
+        steps.append(batch.step)
+        time.sleep(0.002)
+        return step(kernel, batch)
+
+    def interrupted(pool, work, items):
+        futures = [pool.submit(work, item) for item in items]
+        futures[-1].result()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LoopKernel, "step", counted)
+        patch.setattr(ThreadPoolExecutor, "map", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.fit(p.params, p.buffers, phase(), 0)
+        seen = len(steps)
+        time.sleep(0.05)
+        assert 0 < seen == len(steps) < 800
+    assert_same_bits(engine.fit(p.params, p.buffers, phase(), 0), p.engine("loop").fit(p.params, p.buffers, phase(), 0))

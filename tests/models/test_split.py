@@ -47,6 +47,8 @@ class Custom(nn.Module):
         y = self.dropout(torch.relu(self.body(x)) * self.scale)
         if self.after == "dropout twice":
             y = self.dropout(y)
+        if self.after == "noise":
+            y = y + 0.1 * torch.randn_like(y)
         if self.after == "functional":
             y = F.dropout(y, 0.5, self.training)
         y = self.classifier(y)
@@ -225,8 +227,9 @@ class Noise(nn.Module):
         (chain(nn.Sequential(Noise())), "representation.2.0"),
         (Custom("dropout twice"), "representation.dropout"),
         (Custom("functional"), "representation"),
+        (Custom("noise"), "representation"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_module_with_randomness_of_its_own_is_named(module: nn.Module, name: str | None) -> None:
     net = split(module, None, X)

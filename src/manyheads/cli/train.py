@@ -56,8 +56,10 @@ def run(args: argparse.Namespace) -> None:
 def train(session: "Session", *, quiet: bool) -> None:
     """Run a session's rounds and show them, its outcome and its directory."""
     from manyheads import terminal
+    from manyheads.checkpoint import latest_round
     from manyheads.rounds import run as rounds_of
     from manyheads.store import Run
+    from manyheads.store.layout import CHECKPOINT
 
     out = session.runtime.out or _default_out(session)
     session = replace(session, runtime=replace(session.runtime, out=out))
@@ -69,14 +71,17 @@ def train(session: "Session", *, quiet: bool) -> None:
         for step in terminal.follow(steps, session.ctx.rounds, session.notes, quiet=quiet):
             stopped = f"stopped at round {step.round}"
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"{stopped}; the same command continues it.") from None
+        kept = latest_round(session.folder(out) / CHECKPOINT)
+        then = f"continues it from round {kept}" if kept else "begins it again"
+        raise KeyboardInterrupt(f"{stopped}; the same command {then}.") from None
     folder = session.folder(out)
     summary = Run.open(folder).summary()
     assert summary is not None, "a run that ends has a summary"
     print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table([summary])}\n")
     accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
-        print("No better than naming each worker's most frequent class: try more --rounds, or a larger --lr.\n")
+        more = "--head-epochs" if session.experiment.algorithm.name == "join" else "--rounds, or a larger --lr"
+        print(f"No better than naming each worker's most frequent class: try more {more}.\n")
     print(folder)
 
 

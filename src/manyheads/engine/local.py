@@ -3,8 +3,8 @@
 import copy
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import TypeVar
@@ -22,7 +22,8 @@ from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop
 from manyheads.randomness import generator, key, torch_seed
 from manyheads.tree import Buffers, Params, clone, group
 
-_FORWARD_BATCH = 1024
+_FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
+"""Samples that go through the net at once where no batch is drawn."""
 _SMALL_BATCH = 256
 """Batches of up to so many samples are all padded alike."""
 Result = TypeVar("Result")
@@ -45,6 +46,7 @@ class LocalEngine:
         self.threads = 1 if self.seeded or self.device.type != "cpu" else threads
         self._own = threading.local()
         self._pool: ThreadPoolExecutor | None = None
+        self._stopped = threading.Event()
 
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         sizes = self.work.train.sizes
@@ -57,26 +59,30 @@ class LocalEngine:
         order = sorted((row for row in rows if batches[row]), key=lambda row: (-self._width(row), -batches[row]))
         alike = [list(same) for _, same in groupby(order, self._width)]
         chunks = [same[k : k + self.chunk_size] for same in alike for k in range(0, len(same), self.chunk_size)]
-        self._each(lambda chunk: self._fit_chunk(moved, tracked, loss, chunk, phase, round), chunks)
+
+        def train(chunk: list[int]) -> None:
+            with self._seed(phase.stream, chunk[0], round):
+                self._fit_chunk(moved, tracked, loss, chunk, phase, round)
+
+        self._each(train, chunks)
         return Fit(moved, tracked, loss)
 
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
-        @torch.no_grad()
         def score(row: int) -> tuple[Tensor, Tensor, Tensor]:
             model = self._model(params, buffers, row)
             model.eval()
             here = shards.rows(row)
             # In double: a fraction of a few samples is then recorded as that fraction.
             metric, loss, count = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(3))
-            for start in range(here.start, here.stop, _FORWARD_BATCH):
-                part = slice(start, min(start + _FORWARD_BATCH, here.stop))
-                y = shards.y[part]
-                ones = torch.ones(len(y), dtype=self.dtype, device=self.device)
-                weight = ones if shards.weight is None else shards.weight[part]
-                output = model(shards.x[shards.index[part]])
-                metric += (self.work.metric(output, y) * weight).sum(dtype=torch.float64)
-                loss += (self.work.loss(output, y) * weight).sum(dtype=torch.float64)
-                count += weight.sum(dtype=torch.float64)
+            with torch.no_grad(), self._seed("evaluation", row):
+                for part in self._passes(here):
+                    y = shards.y[part]
+                    ones = torch.ones(len(y), dtype=self.dtype, device=self.device)
+                    weight = ones if shards.weight is None else shards.weight[part]
+                    output = model(shards.x[shards.index[part]])
+                    metric += (self.work.metric(output, y) * weight).sum(dtype=torch.float64)
+                    loss += (self.work.loss(output, y) * weight).sum(dtype=torch.float64)
+                    count += weight.sum(dtype=torch.float64)
             return metric / count, loss / count, torch.tensor(here.stop - here.start)
 
         scores = self._each(score, range(shards.num_workers))
@@ -103,14 +109,15 @@ class LocalEngine:
                 drawn = plan(train.sizes[row], first, self.work.source, worker=self.work.ids[row], round=round)
                 positions = np.concatenate([*drawn, np.empty(0, np.int64)]) + here.start
             total = [torch.zeros_like(leaf) for leaf in leaves]
-            for start in range(0, len(positions), _FORWARD_BATCH):
-                part = as_index(positions[start : start + _FORWARD_BATCH]).to(self.device)
-                constants = {n: v[row].expand(len(part), *v.shape[1:]) for n, v in phase.constants.items()}
-                outputs = model.outputs(model.features(train.x[train.index[part]]))
-                loss = phase.objective(outputs, train.y[part], constants).sum() / len(positions)
-                gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
-                for sum_, g in zip(total, gradients, strict=True):
-                    sum_ += g
+            with self._seed(phase.stream, row, round):
+                for span in self._passes(slice(0, len(positions))):
+                    part = as_index(positions[span]).to(self.device)
+                    constants = {n: v[row].expand(len(part), *v.shape[1:]) for n, v in phase.constants.items()}
+                    outputs = model.outputs(model.features(train.x[train.index[part]]))
+                    loss = phase.objective(outputs, train.y[part], constants).sum() / len(positions)
+                    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+                    for sum_, g in zip(total, gradients, strict=True):
+                        sum_ += g
             return total
 
         each = self._each(one, range(train.num_workers))
@@ -130,12 +137,11 @@ class LocalEngine:
         kernel = self.kernel(model, _narrow(phase, chunk, rows, names), params, buffers, self.dropout_layers)
         sums = torch.zeros(len(chunk), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
-        seed = key(work.source.seed, phase.stream, worker=work.ids[chunk[0]], round=round)
-        with torch_seed(seed) if self.seeded else nullcontext():
-            for batch in self._batches(pool, index, targets, chunk, plans, phase, round):
-                active = len(batch.count)
-                sums[:active] += kernel.step(batch)
-                seen[:active] += batch.count
+        for batch in self._batches(pool, index, targets, chunk, plans, phase, round):
+            self._go_on()
+            active = len(batch.count)
+            sums[:active] += kernel.step(batch)
+            seen[:active] += batch.count
         if len(chunk) > 1:
             for name in names:
                 if group(name) in phase.update:
@@ -165,8 +171,8 @@ class LocalEngine:
                 point_at(model, params, buffers, row)
                 # Samples that the phase never draws need no features: a few steps do not pay for a whole pass.
                 used = as_index(np.unique(np.concatenate(batches))).to(self.device)
-                parts = [prefix(train.x[part]) for part in own[used].split(_FORWARD_BATCH)]
-                computed = torch.cat(parts)
+                chosen = own[used]
+                computed = torch.cat([prefix(train.x[chosen[part]]) for part in self._passes(slice(0, len(chosen)))])
                 features.append(computed.new_zeros(len(own), *computed.shape[1:]).index_copy_(0, used, computed))
         ends = np.cumsum([0] + [len(positions) for positions in index])
         own = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends.tolist())]
@@ -227,6 +233,11 @@ class LocalEngine:
             changed[k, : counts[k]] = self.work.transform(x[k, : counts[k]], rng)
         return changed
 
+    def _seed(self, stream: str, row: int, round: int = 0) -> AbstractContextManager[None]:
+        """For nets that draw from torch's own generator: what they draw is a function of these, and of the seed."""
+        seed = key(self.work.source.seed, stream, worker=self.work.ids[row], round=round)
+        return torch_seed(seed) if self.seeded else nullcontext()
+
     def _model(self, params: Params, buffers: Buffers, row: int) -> Split:
         model = self._replica()
         point_at(model, params, buffers, row)
@@ -249,7 +260,27 @@ class LocalEngine:
                 return [run(item) for item in items]
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
-        return list(self._pool.map(run, items))
+        try:
+            return list(self._pool.map(run, items))
+        except BaseException:
+            # No thread works on: a chunk can take minutes, and after Ctrl-C the process ends with its last thread.
+            self._stopped.set()
+            self._pool.shutdown()
+            self._pool = None
+            self._stopped.clear()
+            raise
+
+    def _passes(self, rows: slice) -> Iterator[slice]:
+        """Rows that go through the net without mini-batches, a part at a time."""
+        size = _FORWARD_BATCH[self.device.type]
+        for start in range(rows.start, rows.stop, size):
+            self._go_on()
+            yield slice(start, min(start + size, rows.stop))
+
+    def _go_on(self) -> None:
+        """Asked between steps: ends the work of a thread whose result nobody waits for any more."""
+        if self._stopped.is_set():
+            raise CancelledError
 
 
 @contextmanager

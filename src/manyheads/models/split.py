@@ -14,6 +14,7 @@ from manyheads.errors import UserError, unknown
 from manyheads.models.dropout import Dropout
 from manyheads.models.layers import put, replace_layers, unshare_layers
 from manyheads.models.norm import BatchNorm, own_batchnorm
+from manyheads.randomness import torch_seed
 
 
 class Split(nn.Module):
@@ -82,13 +83,17 @@ def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
             _try(module.eval(), example)
             module.train(training)
         whole = copy.deepcopy(module).eval()
-        expected = _try(whole, example)
+        with torch_seed(0):
+            expected = _try(whole, example)
         unshare_layers(whole)
         head = _last(whole) if head is None else head
         representation, top = _separate(whole, head)
         net = Split(representation, {"head": top})
         replace_layers(net, lambda layer: _own_dropout(layer) or own_batchnorm(layer))
-        if not _agrees(net.eval(), example, expected):
+        # Alike for both: a net may draw random numbers at all times.
+        with torch_seed(0):
+            agrees = _agrees(net.eval(), example, expected)
+        if not agrees:
             raise UserError(
                 f"head '{head}' is not the last thing the model's forward applies: name the last layer,"
                 " or write the model as an nn.Sequential."
