@@ -60,7 +60,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot write {path}: {reason}. Mend that and start again, or choose another --out.") from None
+        raise UserError(f"cannot write {path}: {reason}. Mend that and start again, or write elsewhere.") from None
 
 
 @contextmanager

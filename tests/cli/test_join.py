@@ -1,5 +1,6 @@
 """``join`` end to end: what people see of it, a second call, and runs that cannot be joined."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -40,6 +41,15 @@ def test_join_and_join_again(finished: Path, tmp_path: Path, capsys: pytest.Capt
     exported = tmp_path / "model.safetensors"
     assert main(["export", str(out), "--worker", "4", "--out", str(exported)]) == 0
     assert exported.exists()
+
+
+def test_heads_that_learn_nothing(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    text = (run / "experiment.json").read_text()
+    (run / "experiment.json").write_text(re.sub(r'lr": [\d.]+', 'lr": 1e-9', text))
+    lines = _join(capsys, run, "--workers", 4, "--head-epochs", 1, "--split", "iid", "--out", tmp_path / "new")
+    assert "No better than naming each worker's most frequent class: try more --head-epochs." in lines
 
 
 def test_runs_that_cannot_be_joined(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -68,6 +68,14 @@ def test_the_list_of_commands_does_not_wait_for_torch() -> None:
         (["inspect", "grap"], "unknown command 'grap'. Did you mean 'graph'?"),
         (["--verson"], "unknown option --verson. Did you mean --version?"),
         (["train"], "no algorithm given"),
+        (["train", "deprl", "extra"], "unexpected word 'extra': see manyheads train --help."),
+        (["inspect", "graph", "--xyzzy"], "unknown option --xyzzy. See manyheads inspect graph --help."),
+        (["join", "run", "--rounds", "3"], "unknown option --rounds. See manyheads join --help."),
+        (["inspect", "memory", "deprl", "--site-timeout", "1"], "unknown option --site-timeout."),
+        (["compare", "deprl", "--seed", "1", "--out", "all"], "unknown option --seed. Did you mean --seeds?"),
+        (["compare", "deprl", "--data", "s-{worker}.npz", "--out", "all"], "give one file for all."),
+        (["inspect", "data", "--data", "s-{worker}.npz"], "a file for each worker, which is for manyheads train"),
+        (["train", "deprl", "--data", ".", *SMALL], ". is a folder: give the path of an npz with arrays x and y."),
         (["train", "deprll"], "Did you mean 'deprl'?"),
         (["train", "deprl", "--grph", "ring"], "unknown option --grph. Did you mean --graph?"),
         (["train", "deprl", "--data", "digit", *SMALL], "Did you mean 'digits'?"),
@@ -113,6 +121,12 @@ def test_mistakes(
 def test_a_file_that_is_no_experiment(text: str, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "experiment.json").write_text(text)
     _fails(capsys, "train", "--from", str(tmp_path / "experiment.json"))
+
+
+def test_from_a_file_that_is_no_text(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    np.savez(tmp_path / "my.npz", x=np.ones(300))
+    line = _fails(capsys, "train", "--from", str(tmp_path / "my.npz"))
+    assert line.endswith("my.npz is no text: give an experiment.json that manyheads wrote.")
 
 
 def test_a_foreign_folder_is_left_alone(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

@@ -24,6 +24,18 @@ def test_a_run_is_reported(capsys: pytest.CaptureFixture, finished: Path, tmp_pa
     assert "DePRL on digits" in (tmp_path / "report.html").read_text()
 
 
+def test_a_single_run_in_a_folder_that_cannot_be_written(
+    capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "csv").touch()
+    assert main(["report", str(run)]) == 2
+    assert "--out" not in capsys.readouterr().err
+    (run / "csv").unlink()
+    assert main(["report", str(run)]) == 0
+    assert "1 run<" in (run / "report.html").read_text()
+
+
 def test_a_mistake_is_one_line_and_writes_nothing(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for folder, message in ((tmp_path, "holds no run"), (tmp_path / "missing", "is no folder")):

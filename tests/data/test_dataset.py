@@ -17,7 +17,10 @@ def good() -> Dataset:
     [
         ({"x_train": torch.tensor([[0.0, 1.0]] * 5 + [[0.0, torch.nan]])}, "train part of x holds NaN .*sample 5"),
         ({"x_test": torch.full((3, 2), torch.inf)}, "test part of x holds NaN or infinite"),
-        ({"y_train": torch.tensor([0, 1, 2, 0, 1, 3])}, "train part has label 3, not one of 0..2"),
+        (
+            {"y_train": torch.tensor([0, 1, 2, 0, 1, 3])},
+            "train part has label 3, and num_classes is 3: give at least 4",
+        ),
         ({"y_test": torch.tensor([0, -1, 2])}, "test part has label -1"),
         ({"y_train": torch.tensor([0, 1])}, "6 samples but 2 targets"),
         ({"user_test": torch.tensor([0])}, "3 samples but 1 user"),

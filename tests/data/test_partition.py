@@ -187,7 +187,9 @@ def test_splits_that_the_data_cannot_serve(toy: Make, regression: Dataset) -> No
     with pytest.raises(UserError, match="4 workers for the 3 users of toy"):
         draw_partition(toy([5, 5], [2, 2], users=3), Natural(), 4, 1)
     for split in (Dirichlet(0.3), LabelShards(1)):
-        with pytest.raises(UserError, match="needs classes, line has float targets"):
+        with pytest.raises(
+            UserError, match=r"needs classes, line has float targets: give whole numbers .* in Python, a loss"
+        ):
             draw_partition(regression, split, 2, 1)
 
 

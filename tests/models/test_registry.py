@@ -106,6 +106,8 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("vgg11:64", "vgg11 takes no sizes"),
         ("no_such_package.nets:net", "cannot import no_such_package.nets: ModuleNotFoundError"),
         ("no_such_package.nets:net", "or name that in PYTHONPATH"),
+        ("user_nets.py:net", "write user_nets:net, and start in the folder of that file."),
+        ("./nets/user_nets.py:net", "write user_nets:net, "),
         (":net", "cannot import"),
         ("..:net", "cannot import"),
         ("failing_nets:net", "No module named 'not_a_module_at_all'"),

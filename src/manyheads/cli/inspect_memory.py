@@ -21,7 +21,7 @@ def _add_options(parser: Parser) -> None:
     from manyheads.cli.options import add_options
 
     parser.add_argument("--memory", type=float, metavar="GB", help="memory of the GPU [what is free on the one here]")
-    add_options(parser)
+    add_options(parser, runtime=("data_dir", "device"))
 
 
 def run(args: argparse.Namespace) -> None:

@@ -83,11 +83,14 @@ def options_of(owner: type) -> dict[str, Option]:
     return found
 
 
-def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """Add ALGORITHM and every option of Experiment, of each algorithm and of Runtime.
+def add_options(
+    parser: argparse.ArgumentParser, *, several: bool = False, runtime: Iterable[str] | None = None
+) -> None:
+    """Add ALGORITHM and every option of Experiment, of each algorithm and of Runtime (all, unless named).
 
     Only options that are given reach the namespace. ``several``: those of Experiment and the algorithms take one value
-    or more (a grid), so that the namespace holds lists; a switch then takes ``yes`` and ``no``, or nothing for ``yes``.
+    or more (a grid), so that the namespace holds lists; a switch then takes ``yes`` and ``no``, or nothing for ``yes``,
+    and ``--seed`` is ``--seeds``.
     """
     parser.add_argument("algorithm", metavar="ALGORITHM", nargs="+" if several else "?", help=", ".join(REGISTRY))
     parser.add_argument(
@@ -107,11 +110,12 @@ def add_options(parser: argparse.ArgumentParser, *, several: bool = False) -> No
     for name, option in options_of(Experiment).items():
         if name in _SECTIONS:
             group = parser.add_argument_group(_SECTIONS[name])
-        _add(group, option, _explained(option), several)
+        if not (several and name == "seed"):
+            _add(group, option, _explained(option), several)
     group = parser.add_argument_group("the algorithm's own")
     for owners in _algorithm_options().values():
         _add(group, _merged(owners.values()), _explained_by_algorithm(owners), several)
-    add_fields(parser, Runtime, title="where and how")
+    add_fields(parser, Runtime, runtime, title="where and how")
 
 
 def add_fields(parser: argparse.ArgumentParser, owner: type, names: Iterable[str] | None = None, *, title: str) -> None:
@@ -129,7 +133,9 @@ def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
 def _read(path: Path) -> Experiment:
     try:
         return Experiment.from_json(path.read_text(encoding="utf-8"))
-    except (UserError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise UserError(f"--from {path} is no text: give an experiment.json that manyheads wrote.") from None
+    except UserError as error:
         raise UserError(f"--from {path}: {error}") from None
 
 

@@ -10,6 +10,9 @@ from manyheads.errors import UserError, unknown
 Commands = Any
 """What ``Parser.add_commands`` gives and a command's ``add`` takes: argparse's own type for it has no public name."""
 
+_NEAR = 0.7
+"""How alike an unknown option and the one that may have been meant must be, 0 to 1."""
+
 
 class Parser(argparse.ArgumentParser):
     """A parser that raises UserError instead of printing its usage.
@@ -27,7 +30,7 @@ class Parser(argparse.ArgumentParser):
 
     def add_commands(self) -> Commands:
         """Let the first word choose among commands, which are then added with ``add_parser``."""
-        self._commands = self.add_subparsers(metavar="COMMAND", title="commands", parser_class=Parser)
+        self._commands = self.add_subparsers(metavar="COMMAND", title="commands", prog=self.prog, parser_class=Parser)
         return self._commands
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -54,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         return args
 
     def unknown_option(self, flag: str) -> UserError:
-        close = get_close_matches(flag, self._option_string_actions, n=1)
+        close = get_close_matches(flag, self._option_string_actions, n=1, cutoff=_NEAR)
         hint = f"Did you mean {close[0]}?" if close else f"See {self.prog} --help."
         return UserError(f"unknown option {flag}. {hint}")
 

@@ -7,7 +7,8 @@ from manyheads.data.dataset import RAW, Dataset
 from manyheads.data.federation import Federation, federate
 from manyheads.data.files import Progress
 from manyheads.data.shards import Shards
-from manyheads.errors import unknown
+from manyheads.data.sites import is_per_worker
+from manyheads.errors import UserError, unknown
 
 __all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_own_file", "load"]
 
@@ -45,6 +46,8 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress:
             return harbox.load(data_dir, standardised=standardised)
         case "mobiact":
             return arrays.load_mobiact(data_dir, standardised=standardised)
+    if is_per_worker(asked):
+        raise UserError(f"{asked} names a file for each worker, which is for manyheads train: give one file for all.")
     path = Path(name_or_path).expanduser()
     if path.suffix == ".npz" or path.exists():
         return arrays.load(path)

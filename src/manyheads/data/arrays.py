@@ -197,6 +197,8 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
                 return {name: stored[name] for name in names if name in stored}
     except FileNotFoundError:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a folder: give the path of an npz with arrays x and y.") from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{path} is not an npz of plain arrays, or is damaged ({error}): "

@@ -73,9 +73,10 @@ def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classe
         check_finite(f"{part} of y", y)
         return
     low, high = int(y.min()), int(y.max())
-    if low < 0 or high >= num_classes:
-        wrong = low if low < 0 else high
-        raise UserError(f"{part} has label {wrong}, not one of 0..{num_classes - 1}: number the classes from 0.")
+    if low < 0:
+        raise UserError(f"{part} has label {low}: number the classes from 0.")
+    if high >= num_classes:
+        raise UserError(f"{part} has label {high}, and num_classes is {num_classes}: give at least {high + 1}.")
 
 
 def check_finite(part: str, values: Tensor) -> None:

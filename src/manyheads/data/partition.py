@@ -262,7 +262,10 @@ def count(group: np.ndarray, owner: np.ndarray, num_groups: int, workers: int) -
 def _labels(data: Dataset, split: Split) -> tuple[np.ndarray, np.ndarray, int]:
     """Train labels, test labels and the number of classes of a data set that has them."""
     if data.num_classes is None:
-        raise UserError(f"{split} needs classes, {data.name} has float targets: give whole numbers, or use iid.")
+        raise UserError(
+            f"{split} needs classes, {data.name} has float targets: give whole numbers (y.astype(int)), "
+            "or for a regression iid and, in Python, a loss."
+        )
     return data.y_train.numpy(), data.y_test.numpy(), data.num_classes
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
@@ -88,6 +89,8 @@ def _factory(spec: str) -> Callable[..., nn.Module]:
         raise UserError(f"model '{spec}': {name} takes no sizes; only mlp does, as mlp:200,100.")
     if not colon:
         raise unknown("model", spec, [*NETS, "package.module:factory"])
+    if name.endswith(".py"):
+        raise UserError(f"model '{spec}': write {Path(name).stem}:{rest}, and start in the folder of that file.")
     try:
         module = importlib.import_module(name)
     except Exception as error:
