@@ -8,6 +8,7 @@ import numpy as np
 
 from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing
+from manyheads.randomness import generator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,6 +19,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6
 
 INK, FAINT, RULE = "#222222", "#6E6E6E", "#DDDDDD"
 FORMATS = (".png", ".svg", ".pdf")
+MOST_LINKS = 20_000
+"""Lines in the picture of a graph: with more it takes minutes and looks the same."""
 
 _SIZE = 9.0
 """Points of ordinary text."""
@@ -96,15 +99,18 @@ def class_map(counts: np.ndarray, out: Path) -> None:
 
 
 def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path, values: np.ndarray | None = None) -> None:
-    """Workers at their places ``layout`` [N, 2], joined by ``edges``; coloured by ``values`` [N] where given."""
+    """Workers at their places ``layout`` [N, 2], joined by ``edges``; coloured by ``values`` [N] where given.
+
+    Of very many edges only MOST_LINKS are drawn.
+    """
     from matplotlib.collections import LineCollection
 
     figure = _figure(6.0 if values is None else 6.8, 6.0)
     axes = figure.add_subplot()
     num_workers = len(layout)
     # Many lines are drawn lighter, so that a dense graph stays a graph and does not become a blot.
-    strength = min(0.7, 8 / max(1, len(edges)) ** 0.5)
-    segments = [layout[[i, j]] for i, j in edges]
+    segments = segments_of(layout, edges)
+    strength = min(0.7, 8 / max(1, len(segments)) ** 0.5)
     axes.add_collection(LineCollection(segments, colors=FAINT, linewidths=0.4 + strength, alpha=strength))
     named = num_workers <= _MOST_NAMED
     size = min(420.0, 9000.0 / num_workers) if named else max(6.0, 4000.0 / num_workers)
@@ -130,6 +136,20 @@ def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path, value
     if values is not None:
         _scale(figure, dots, [axes], "")
     _save(figure, out)
+
+
+def segments_of(layout: np.ndarray, edges: Sequence[tuple[int, int]]) -> Any:
+    """The ends of the lines to draw for ``edges``, [lines, 2, 2]: all, or MOST_LINKS of them drawn by lot."""
+    pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
+    if len(pairs) > MOST_LINKS:
+        pairs = generator(0, "links").choice(pairs, MOST_LINKS, replace=False)
+    return layout[pairs]
+
+
+def check_name(out: Path) -> None:
+    """Refuse a file whose name does not end like a picture's."""
+    if out.suffix not in FORMATS:
+        raise UserError(f"{out} is no picture that can be written: end its name with {', '.join(FORMATS)}.")
 
 
 _YLABELS = {
@@ -220,8 +240,7 @@ def _scale(figure: "Figure", image: Any, axes: "list[Axes]", label: str) -> None
 
 def _save(figure: "Figure", out: Path) -> None:
     """Write the picture whole or not at all, in the format its name ends with."""
-    if out.suffix not in FORMATS:
-        raise UserError(f"{out} is no picture that can be written: end its name with {', '.join(FORMATS)}.")
+    check_name(out)
     # Without a date the same picture is the same file.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix)
     with disk_errors(out):

@@ -20,6 +20,25 @@ def test_ring(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tm
     assert facts["fewest rounds"].startswith("10^")
 
 
+def test_very_many_links_are_not_all_drawn(
+    capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("manyheads.figures.MOST_LINKS", 20)
+    words = ["--graph", "full", "--workers", "9", "--out", str(tmp_path / "graph.svg")]
+    assert main(["inspect", "graph", *words]) == 0
+    assert "20 of the links, by lot" in capsys.readouterr().out
+    text = (tmp_path / "graph.svg").read_text()
+    assert text.split('<g id="LineCollection_1">')[1].split("</g>")[0].count("<path") == 20
+
+
+@pytest.mark.parametrize("what", ["graph", "data"])
+def test_a_picture_of_no_known_kind_is_refused_at_once(what: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", what, "--workers", "9", "--out", "picture.gif"]) == 2
+    caught = capsys.readouterr()
+    assert caught.out == ""
+    assert "end its name with .png, .svg, .pdf." in caught.err
+
+
 def test_a_graph_that_only_some_algorithms_take(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     out = tmp_path / "graph.svg"
     words = ["--graph", "in-neighbours:2", "--workers", "8", "--link-failure", "0.1", "--out", str(out)]

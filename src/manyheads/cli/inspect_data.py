@@ -45,6 +45,9 @@ def run(args: argparse.Namespace) -> None:
 
     experiment, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     name = str(experiment.data)
+    split = experiment.split.replace(":", "-")
+    out = args.out or Path(f"data-{Path(name).stem}-{split}-{experiment.workers}.png")
+    figures.check_name(out)
     with terminal.waiting(f"loading {name}") as downloading:
         dataset = data.load(name, runtime.data_dir, downloading)
     federation = deal(experiment, dataset)
@@ -53,8 +56,6 @@ def run(args: argparse.Namespace) -> None:
         return
     counts = federation.class_counts.numpy()
     print(f"\n{text_map(counts)}\n")
-    split = experiment.split.replace(":", "-")
-    out = args.out or Path(f"data-{Path(name).stem}-{split}-{experiment.workers}.png")
     figures.class_map(counts, out)
     print(out)
 

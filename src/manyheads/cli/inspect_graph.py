@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import given
     from manyheads.experiment import Experiment
     from manyheads.metrics.theorem import theorem_constants
-    from manyheads.terminal import facts
+    from manyheads.terminal import facts, waiting
 
     experiment = Experiment(**given(args, Experiment))
     mixing = topology.build_mixing(
@@ -47,6 +47,13 @@ def run(args: argparse.Namespace) -> None:
         allow_row_stochastic=True,
     )
     out = args.out or Path(f"graph-{experiment.graph.replace(':', '-')}-{experiment.workers}.png")
-    print(facts([*topology.describe(mixing), *theorem_constants(mixing)]))
-    figures.graph(topology.layout(mixing), topology.edges(mixing), out)
+    figures.check_name(out)
+    links = topology.edges(mixing)
+    with waiting("measuring"):
+        lines = [*topology.describe(mixing), *theorem_constants(mixing)]
+    if len(links) > figures.MOST_LINKS:
+        lines.append(("drawn", f"{figures.MOST_LINKS:,} of the links, by lot"))
+    print(facts(lines))
+    with waiting("drawing"):
+        figures.graph(topology.layout(mixing), links, out)
     print(out)

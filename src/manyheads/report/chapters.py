@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from manyheads.algorithms import REGISTRY
+from manyheads.figures import MOST_LINKS
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, slugs
@@ -140,18 +141,22 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
     values = [worker_accuracies(line.runs[0]) for line in drawn]
     limits = _limits(value for found in values for value in found.values())
     show = _score_axis(comparison, "").show
-    row = []
+    row, most = [], 0
     for line, slug, found in zip(drawn, slugs(line.label for line in drawn), values, strict=True):
         if found:
             run, mixing = line.runs[0], steady_mixing(line.runs[0])
             graph = run.options["graph"]
             title = f"{line.label}, {'no exchange' if line.silent else graph}"
-            args = (layout(mixing), edges(mixing) if run.on_graph else [], found, limits, show)
+            links = edges(mixing) if run.on_graph else []
+            most = max(most, len(links))
+            args = (layout(mixing), links, found, limits, show)
             row.append(pictures.graph(f"{name}-{slug}", title, *args, server=graph == "server"))
     text = (
         "Who mixes with whom, and how well each worker fares after the last round "
         f"(seed {drawn[0].runs[0].seed}). Yellow is the highest {comparison.score_name}."
     )
+    if most > MOST_LINKS:
+        text += f" At most {MOST_LINKS:,} links are drawn, by lot."
     return Chapter("The graph", text, (("", tuple(row)),), small=True)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.figures import COLOURS, FAINT, INK, RULE, spread
+from manyheads.figures import COLOURS, FAINT, INK, RULE, segments_of, spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -142,7 +142,7 @@ def graph(
 
     with _style():
         figure, axes = _figure(2.7, 3.05, left=0.1, right=0.1, bottom=0.5, top=0.3)
-        segments = [places[[i, j]] for i, j in edges]
+        segments = segments_of(places, edges)
         if server:
             segments = [np.stack([np.zeros(2), place]) for place in places]
         # Many lines are drawn lighter, so that a dense graph stays a graph and does not become a blot.

@@ -12,9 +12,10 @@ MOST_SPRINGS = 400
 def edges(mixing: Mixing, round: int = 0) -> list[tuple[int, int]]:
     """The pairs of workers that exchange anything in a round, in either direction: each once, (i, j) with i < j."""
     rows = mixing.rows(round)
-    pairs = np.sort(np.stack([rows.receivers, rows.columns], axis=1), axis=1)
-    pairs = np.unique(pairs[pairs[:, 0] < pairs[:, 1]], axis=0)
-    return [(int(i), int(j)) for i, j in pairs]
+    low, high = np.minimum(rows.receivers, rows.columns), np.maximum(rows.receivers, rows.columns)
+    # As one number a pair is sorted many times faster.
+    pairs = np.unique((low * mixing.num_workers + high)[low < high])
+    return [divmod(pair, mixing.num_workers) for pair in pairs.tolist()]
 
 
 def layout(mixing: Mixing) -> np.ndarray:
