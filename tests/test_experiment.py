@@ -4,12 +4,13 @@ import json
 from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, Local
-from manyheads.errors import UserError
+from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, Runtime, option_defaults
 from manyheads.recipes import RECIPES
 
@@ -64,9 +65,39 @@ def test_a_runtime_takes_positive_numbers(name):
 
 
 @pytest.mark.parametrize("name", ["out", "data_dir"])
-def test_a_runtime_takes_paths(name):
-    with pytest.raises(UserError, match=r"'runs/mine' is of the wrong type: give a pathlib\.Path"):
-        Runtime(**{name: "runs/mine"})  # pyright: ignore[reportArgumentType]
+def test_a_runtime_takes_paths_as_words_too(name):
+    assert getattr(Runtime(**{name: "runs/mine"}), name) == Path("runs/mine")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "wanted"),
+    [
+        (Experiment, "data", (1, 2), "give str or a Dataset, which from_arrays makes"),
+        (Experiment, "model", 3, "str or an nn.Module or a function"),
+        (Experiment, "loss", 3, "a function"),
+        (Experiment, "transform", "flip", "a function"),
+        (Experiment, "norm", 3, "unknown"),
+        (Experiment, "workers", np.float64(4.0), "int"),
+        (Runtime, "out", 3, "Path"),
+        (Runtime, "data_dir", b"x", "Path"),
+        (Runtime, "threads", "2", "int"),
+        (Runtime, "eval_every", None, "int"),
+        (Runtime, "timeout", "60", "float"),
+        (Runtime, "deterministic", 1, "bool"),
+        (Runtime, "device", torch.device("cpu"), "str"),
+    ],
+)
+def test_values_of_the_wrong_type_are_refused_in_one_line(kind, name, value, wanted):
+    with pytest.raises(UserError, match=wanted) as error:
+        kind(**{name: value})
+    assert flag(name) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_numpys_numbers_are_numbers():
+    given = Experiment(workers=np.int64(4), lr=np.float32(0.5), relabel=np.bool_(True))  # pyright: ignore[reportArgumentType]
+    assert given == Experiment(workers=4, lr=0.5, relabel=True)
+    assert given.to_json() == Experiment(workers=4, lr=0.5, relabel=True).to_json()
+    assert Runtime(threads=np.int32(2)).threads == 2  # pyright: ignore[reportArgumentType]
 
 
 def test_a_complete_experiment_has_a_recipe_of_its_own():

@@ -9,6 +9,8 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.parts import pick_device, rates, resolve
 
+NO_RATES = {"lr": None, "head_lr": None, "decay": None}
+
 
 def complete(experiment: Experiment) -> Experiment:
     assert isinstance(experiment.data, Dataset)
@@ -53,10 +55,19 @@ def test_a_clip_of_zero_is_none(lab):
 )
 def test_corollary_ones_schedule(lab, algorithm, tau):
     """beta = sqrt(N / K) and alpha = 1 / (tau sqrt(K)), the same in every round."""
-    found = rates(complete(lab.tiny(algorithm, schedule="corollary", rounds=25)))
+    experiment = complete(lab.tiny(algorithm, schedule="corollary", rounds=25, **NO_RATES))
+    found = rates(experiment)
     for round in (0, 7):
         assert found.sgd(round).lr == pytest.approx((4 / 25) ** 0.5)
         assert found.sgd(round, head=True).lr == pytest.approx(1 / (tau * 5))
+    # What a run writes down names the recipe's rates, and is the same experiment.
+    assert complete(experiment) == experiment
+
+
+@pytest.mark.parametrize("name", NO_RATES)
+def test_corollary_ones_schedule_takes_no_other_rates(lab, name):
+    with pytest.raises(UserError, match=f"--{name.replace('_', '-')} 0.5 is not used by --schedule corollary"):
+        complete(lab.tiny(DePRL(), schedule="corollary", **NO_RATES | {name: 0.5}))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "tf32"])

@@ -101,6 +101,30 @@ def test_a_transform_changes_training_alone(lab):
     assert [record.train_loss for record in again] == [record.train_loss for record in changed]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [(lambda x, rng: x[:1], r"\[1, 6\]"), (lambda x, rng: x.numpy(), "ndarray"), (lambda x, rng: x.sum(), r"\[\]")],
+    ids=["fewer", "array", "number"],
+)
+def test_a_transform_keeps_the_shape(lab, wrong, found):
+    with pytest.raises(UserError, match=rf"the transform gives {found} for 3 samples: .* \[3, 6\]"):
+        lab.opened(lab.tiny(DePRL(), transform=wrong))
+
+
+def test_samples_of_no_numbers_are_refused(lab):
+    data = lab.blobs()
+    empty = replace(data, x_train=data.x_train[:, :0], x_test=data.x_test[:, :0])
+    with pytest.raises(UserError, match=r"samples of shape \[0\] hold no numbers"):
+        lab.opened(lab.tiny(DePRL(), data=empty))
+
+
+def test_experiment_and_runtime_are_told_apart(lab):
+    with pytest.raises(UserError, match=r"Runtime is no Experiment: give manyheads\.Experiment"):
+        next(train(Runtime()))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"str is no Runtime: give manyheads\.Runtime"):
+        next(train(lab.tiny(DePRL()), "runs/mine"))  # pyright: ignore[reportArgumentType]
+
+
 def test_statistics_travel_under_the_shared_policy_alone(lab):
     def normed() -> torch.nn.Module:
         return torch.nn.Sequential(

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, get_args
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -19,6 +20,13 @@ from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
 from manyheads.recipes import Recipe, step_seconds
+
+_NAMES: dict[Any, str] = {
+    Callable: "a function",
+    Dataset: "a Dataset, which from_arrays makes",
+    nn.Module: "an nn.Module",
+}
+"""Types as messages name them, where that is not their own name."""
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
 
@@ -89,8 +97,8 @@ class Experiment:
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        for spec in fields(self):
-            _check_type(spec.name, getattr(self, spec.name), spec.type)
+        check_options(self.algorithm)
+        _settle_types(self)
         _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         _not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.workers < 2:
@@ -101,7 +109,6 @@ class Experiment:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
         for spec in fields(self):
             _check_choice(spec.name, getattr(self, spec.name), spec.type)
-        check_options(self.algorithm)
 
     def complete(self, recipe: Recipe) -> "Experiment":
         """The experiment with every value filled in from a recipe."""
@@ -207,9 +214,7 @@ class Runtime:
     """Seconds that sites go on without one of them."""
 
     def __post_init__(self) -> None:
-        for name in ("out", "data_dir"):
-            if not isinstance(folder := getattr(self, name), Path | None):
-                raise UserError(f"{flag(name)} {folder!r} is of the wrong type: give a pathlib.Path.")
+        _settle_types(self)
         _not_negative(self, "theory_every")
         _positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
 
@@ -228,8 +233,8 @@ def flat(description: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
-    if isinstance(algorithm, (str, type)):
-        raise UserError(f"algorithm {algorithm!r} is no algorithm with its options: give one such as DePRL().")
+    if not isinstance(algorithm, Algorithm):
+        raise UserError(f"algorithm {_shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
     values, defaults = asdict(algorithm), option_defaults(type(algorithm))  # pyright: ignore[reportArgumentType]
     for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
         value = values[spec.name]
@@ -257,14 +262,35 @@ def _not_negative(owner: object, *names: str) -> None:
             raise UserError(f"{flag(name)} {value} is negative: give a number of at least 0.")
 
 
+def _settle_types(owner: Any) -> None:
+    """Numbers of numpy become Python's, words become paths where those are wanted; other types are refused."""
+    for spec in fields(owner):
+        value = getattr(owner, spec.name)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if isinstance(value, str) and spec.type == Path | None:
+            value = Path(value)
+        _check_type(spec.name, value, spec.type)
+        object.__setattr__(owner, spec.name, value)
+
+
 def _check_type(name: str, value: Any, kind: Any) -> None:
-    """A field of plain words and numbers takes no others: an experiment may come from a file."""
-    plain = {str, int, float, bool, type(None)}
-    parts = set(get_args(kind)) if isinstance(kind, UnionType) else {kind}
-    fits = type(value) in parts or (float in parts and type(value) is int)
-    if parts <= plain and not fits:
-        wanted = " or ".join(sorted(getattr(part, "__name__", "") for part in parts - {type(None)}))
-        raise UserError(f"{flag(name)} {value!r} is of the wrong type: give {wanted}.")
+    """A field takes values of its types alone, or one of its words, which is looked at elsewhere."""
+    if _words(kind):
+        return
+    parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    types: list[type] = [get_origin(part) or part for part in parts]
+    also = [int] if float in types else []
+    # Python counts True as a number.
+    fits = bool in types if isinstance(value, bool) else isinstance(value, (*types, *also))
+    if not fits:
+        wanted = " or ".join(_NAMES.get(kind, kind.__name__) for kind in types if kind is not NoneType)
+        raise UserError(f"{flag(name)} {_shown(value)} is of the wrong type: give {wanted}.")
+
+
+def _shown(value: Any) -> str:
+    """A value in a message of one line: arrays and the like by what they are."""
+    return repr(value) if isinstance(value, (str, int, float, type, NoneType)) else f"({type(value).__name__})"
 
 
 def _check_choice(name: str, value: Any, kind: Any) -> None:

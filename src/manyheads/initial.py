@@ -10,6 +10,7 @@ from manyheads.algorithms.base import State
 from manyheads.data import Federation
 from manyheads.engine.cuda_graphs import CudaGraphsEngine
 from manyheads.engine.phase import Engine
+from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.models import build
 from manyheads.models.split import Split
@@ -27,6 +28,8 @@ def num_outputs(federation: Federation) -> int:
 
 def initial_model(experiment: Experiment, federation: Federation) -> Split:
     """The net with its first weights, a function of the seed, in the experiment's precision."""
+    if 0 in federation.input_shape:
+        raise UserError(f"samples of shape {list(federation.input_shape)} hold no numbers: give x with features.")
     with torch_seed(key(experiment.seed, "weights")):
         model = build(
             experiment.recipe.model,

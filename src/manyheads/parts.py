@@ -9,10 +9,10 @@ from manyheads.algorithms.base import Rates
 from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, is_own_file
 from manyheads.data.sites import is_per_worker
-from manyheads.errors import UserError
+from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment
 from manyheads.network.meeting import local_rank
-from manyheads.recipes import recipe_for
+from manyheads.recipes import Recipe, recipe_for
 from manyheads.topology import Mixing, build_mixing
 
 
@@ -24,7 +24,10 @@ def resolve(experiment: Experiment, dataset: Dataset, device: torch.device | Non
         changes["split"] = "natural"
     if device is not None:
         changes["precision"] = _precision(experiment, device)
-    return replace(experiment.complete(recipe_for(name, tuple(dataset.x_train.shape[1:]))), **changes)
+    recipe = recipe_for(name, tuple(dataset.x_train.shape[1:]))
+    if experiment.schedule == "corollary":
+        _check_rates(experiment, recipe)
+    return replace(experiment.complete(recipe), **changes)
 
 
 def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
@@ -99,6 +102,14 @@ def _exchange(experiment: Experiment) -> dict[str, Any]:
     if graph in ("server", "none"):
         raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
     return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
+
+
+def _check_rates(experiment: Experiment, recipe: Recipe) -> None:
+    """Refuse rates beside Corollary 1's; a complete experiment names its recipe's, which nobody gave."""
+    for name in ("lr", "head_lr", "decay"):
+        value = getattr(experiment, name)
+        if value not in (None, getattr(recipe, name)):
+            raise UserError(f"{flag(name)} {value} is not used by --schedule corollary: leave one out.")
 
 
 def _precision(experiment: Experiment, device: torch.device) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import manyheads
 from manyheads import host_memory
@@ -21,7 +22,7 @@ from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs import Precision
 from manyheads.engine.phase import Engine, Loss, accuracy, cross_entropy, single_head
-from manyheads.engine.workload import Workload
+from manyheads.engine.workload import Transform, Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads
@@ -36,6 +37,7 @@ from manyheads.network.placement import Placement, blocks
 from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, without
 from manyheads.parts import connect, deal, pick_device, rates, resolve
+from manyheads.randomness import generator
 from manyheads.recipes import knows_speed
 from manyheads.topology import Mixing
 
@@ -101,6 +103,9 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
 
     ``progress`` is called while a data set is downloaded.
     """
+    for given, wanted in ((experiment, Experiment), (runtime, Runtime)):
+        if not isinstance(given, wanted):
+            raise UserError(f"{type(given).__name__} is no {wanted.__name__}: give manyheads.{wanted.__name__}(...).")
     device = _start(runtime)
     processes = join(runtime.timeout, device)
     sites = meet_sites(experiment, runtime, processes)
@@ -233,6 +238,8 @@ def _check_training(experiment: Experiment, model: Split, federation: Federation
     for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
         if function is not None:
             _check_per_sample(name, function, experiment.dtype, model, federation)
+    if experiment.transform is not None:
+        _check_transform(experiment.transform, experiment, federation)
 
 
 def _check_theory(runtime: Runtime, ctx: Context) -> None:
@@ -255,11 +262,27 @@ def _check_per_sample(name: str, function: Loss, dtype: torch.dtype, model: Spli
     x, y = federation.train.x[:3].to(dtype), federation.train.y[:3]
     with torch.no_grad():
         found = function(copy.deepcopy(model).eval()(x), y.to(dtype) if y.is_floating_point() else y)
-    if found.shape != x.shape[:1]:
+    if not isinstance(found, Tensor) or found.shape != x.shape[:1]:
         raise UserError(
-            f"the {name} gives {list(found.shape)} for {len(x)} samples: it must give one number a sample, "
+            f"the {name} gives {_form(found)} for {len(x)} samples: it must give one number a sample, "
             f"[{len(x)}], not their mean or sum."
         )
+
+
+def _check_transform(transform: Transform, experiment: Experiment, federation: Federation) -> None:
+    """Try the user's own transform on a few samples: another shape would be stretched over them all."""
+    x = federation.train.x[:3].to(experiment.dtype)
+    # A copy: a transform may change its inputs in place.
+    found = transform(x.clone(), generator(experiment.seed, "transform/trial"))
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        raise UserError(
+            f"the transform gives {_form(found)} for {len(x)} samples: it must give a tensor of their shape, "
+            f"{list(x.shape)}."
+        )
+
+
+def _form(found: object) -> str:
+    return str(list(found.shape)) if isinstance(found, Tensor) else type(found).__name__
 
 
 def _negative(loss: Loss) -> Loss:
