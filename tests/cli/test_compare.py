@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from manyheads.cli import main
+from manyheads.cli.compare import result_table
 from manyheads.files import locked
 from manyheads.report import collect
 from manyheads.store import Run
@@ -77,6 +78,18 @@ def test_several_data_sets(capsys: pytest.CaptureFixture) -> None:
         assert sorted(rows) == ["DePRL", "Local", "majority"]
     page = Path("all/report.html").read_text()
     assert "As each data set has them" in page and "4 runs" in page
+
+
+def test_a_narrow_terminal_gets_the_first_columns(capsys: pytest.CaptureFixture, undrawn: None) -> None:
+    words = ["deprl", "local", *SMALL, "--seeds", "1", "2", "--out", "all"]
+    whole = "\n".join(_compare(capsys, *words))
+    comparison = collect(Path("all"))
+    assert result_table(comparison) in whole
+    *lines, legend, left_out = result_table(comparison, 80).splitlines()
+    assert 60 < max(map(len, lines)) <= 80
+    assert "accuracy" in lines[0] + lines[1] and legend.startswith("* best")
+    assert left_out == "in the report: consensus error, sent per worker, time"
+    assert "accuracy" in result_table(comparison, 1)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,6 +1,8 @@
 """``manyheads compare``: several algorithms, options and seeds on the same data, side by side, and who is ahead."""
 
 import argparse
+import shutil
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -120,7 +122,8 @@ def _conclude(
             raise
     else:
         print()
-        print(*tuning_tables(tuned, comparison), result_table(comparison), page, sep="\n\n")
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        print(*tuning_tables(tuned, comparison), result_table(comparison, width), page, sep="\n\n")
     if failed:
         reason = next(iter(failed.values())).error
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
@@ -159,8 +162,11 @@ def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
     return compare(replace(found, runs=runs))
 
 
-def result_table(comparison: "Comparison") -> str:
-    """A row for each system and setting: means over seeds with their deviation, the best marked."""
+def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
+    """A row for each system and setting: means over seeds with their deviation, the best marked.
+
+    Of what does not fit into ``width`` letters the last columns are left out.
+    """
     from manyheads.report.table import headers, rows
     from manyheads.terminal import table
 
@@ -169,10 +175,16 @@ def result_table(comparison: "Comparison") -> str:
         [row.label, *row.setting, *(cell.text + ("*" if cell.best else " ") for cell in row.cells)]
         for row in rows(comparison)
     ]
+    count, text = len(titles), table(_wrapped(titles), body)
+    while max(map(len, text.splitlines())) > width and count > 2 + len(comparison.grid):
+        count -= 1
+        text = table(_wrapped(titles[:count]), [row[:count] for row in body])
     legend = "* best"
     if len(comparison.seeds) > 1:
-        legend += f"; ± deviation over {len(comparison.seeds)} seeds, and the standard error of what is behind the best"
-    return f"{table(_wrapped(titles), body)}\n{legend}"
+        legend += f"; ± deviation over {len(comparison.seeds)} seeds (behind the best: standard error)"
+    if count < len(titles):
+        legend += f"\nin the report: {', '.join(title.partition(',')[0] for title in titles[count:])}"
+    return f"{text}\n{legend}"
 
 
 def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[str]:
