@@ -110,6 +110,8 @@ def test_bar(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     assert "4/4" in out
     assert "note: [odd] note" in out
     assert "accuracy 91.2 %" in out
+    # A round may take minutes: the clock shows that it goes on.
+    assert "0:00:00" in out
 
 
 def test_waiting_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,15 +200,16 @@ def _with_lines(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Ite
 
 
 def _with_bar(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Iterator[Step]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (
         BarColumn(bar_width=None, complete_style="cyan"),
         MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
     )
     with Progress(*columns, expand=True) as bar:
-        task, pace = bar.add_task("starting", total=rounds), _Pace(rounds)
+        task, pace = bar.add_task("training", total=rounds), _Pace(rounds)
         news = _Notes(notes, partial(bar.console.print, markup=False, highlight=False))
         news.tell()
         for step in steps:
