@@ -26,12 +26,13 @@ def test_a_finished_run(capsys: pytest.CaptureFixture, finished: Path) -> None:
 
 def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     runtime = Runtime(out=tmp_path / "run", checkpoint_every=2)
-    steps = rounds_of(open_session(Experiment(algorithm=FedAvg(), workers=3, rounds=9), runtime))
+    steps = rounds_of(open_session(Experiment(algorithm=FedAvg(), workers=3, rounds=9, batch_size=8), runtime))
     assert [next(steps).round for _ in range(3)] == [1, 2, 3]
     steps.close()
     lines = [" ".join(line.split()) for line in _inspect(capsys, tmp_path / "run")]
     assert {"rounds 3 of 9", "state not complete; continues from round 2"} <= set(lines)
-    assert [line for line in lines if line.startswith("option ")] == ["option --workers 3"]
+    # The simulated clock's seconds follow from the batch size: nobody gave them.
+    assert sorted(line for line in lines if line.startswith("option ")) == ["option --batch-size 8", "option --workers 3"]
 
 
 def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     from manyheads.data import Dataset
     from manyheads.experiment import Experiment
     from manyheads.parts import resolve
+    from manyheads.recipes import step_seconds
 
     kind = get_algorithm(description["algorithm"]["name"])
     # One blank sample stands for the data, of which a recipe needs the name alone, or else the shape.
@@ -70,6 +71,7 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     blank = Dataset("blank", x, y, x, y, num_classes=1)
     usual = resolve(Experiment(algorithm=kind(), data=str(description["data"])), blank).describe()
     known = {**usual, **usual["algorithm"]}
+    known["step_seconds"] = step_seconds(description["model"], description["batch_size"])
     if description["precision"] in ("float32", "tf32"):
         # The default of a CPU and that of a GPU.
         known["precision"] = description["precision"]
