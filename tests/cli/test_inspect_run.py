@@ -32,7 +32,10 @@ def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> Non
     lines = [" ".join(line.split()) for line in _inspect(capsys, tmp_path / "run")]
     assert {"rounds 3 of 9", "state not complete; continues from round 2"} <= set(lines)
     # The simulated clock's seconds follow from the batch size: nobody gave them.
-    assert sorted(line for line in lines if line.startswith("option ")) == ["option --batch-size 8", "option --workers 3"]
+    assert sorted(line for line in lines if line.startswith("option ")) == [
+        "option --batch-size 8",
+        "option --workers 3",
+    ]
 
 
 def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
