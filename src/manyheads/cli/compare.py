@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from manyheads.tune import Tuning
 
 _SEEDS = (1, 12, 123, 1234)
+_RUNTIME = (
+    "data_dir",
+    "device",
+    "engine",
+    "threads",
+    "eval_every",
+    "theory_every",
+    "checkpoint_every",
+    "deterministic",
+)
+"""What of a run's surroundings can be chosen; a comparison has one process and goes on by itself."""
 
 _EXAMPLES = """\
 examples:
@@ -72,7 +83,8 @@ def _add_options(parser: Parser) -> None:
         f"[{' '.join(f'{factor:g}' for factor in FACTORS)}]",
     )
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
-    add_options(parser, several=True)
+    parser.add_argument("--out", type=Path, metavar="DIR", default=argparse.SUPPRESS, help="folder of all runs")
+    add_options(parser, several=True, runtime=_RUNTIME)
 
 
 def run(args: argparse.Namespace) -> None:
