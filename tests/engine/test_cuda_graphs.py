@@ -264,13 +264,16 @@ def test_scores(net: str, device: str) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("net", NETS)
-def test_gradient(net: str, device: str) -> None:
-    sides = Sides(make_model(net, torch.float64), device, precision="float64", sizes=(9, 4, 17))
-    expected, result = (
-        engine.gradient(sides.params, sides.buffers, phase_of(BODY), 1, batches=Steps(1))
-        for engine in (sides.loop, sides.ours)
-    )
-    close(result, expected, 1e-12)
+@pytest.mark.parametrize("batches", [Steps(1), Steps(3), None])
+def test_gradient(net: str, device: str, batches: Steps | None) -> None:
+    """Of one batch, of several, and of shards that are empty or take more than one pass."""
+    sides = Sides(make_model(net, torch.float64), device, precision="float64", sizes=(9, 0, 300))
+    for phase, round in ((phase_of(BODY), 1), (phase_of(WHOLE), 1), (phase_of(BODY), 2)):
+        expected, result = (
+            engine.gradient(sides.params, sides.buffers, phase, round, batches=batches)
+            for engine in (sides.loop, sides.ours)
+        )
+        close(result, expected, 1e-12)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -33,6 +33,8 @@ from manyheads.tree import Params, add_prefix, select, strip_prefix, with_rows
 
 NEXT, SHARED = "mask", "shared_mask"
 _MASK = (1 << 63) - 1
+_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 28}
+"""Scores that are ranked together: as many as stay in a core's cache, or as fill a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,10 +160,13 @@ def largest(scores: Tensor, count: int) -> Tensor:
     """
     mask = torch.zeros(scores.shape, dtype=torch.uint8, device=scores.device)
     if count:
-        for row, out in zip(scores, mask, strict=True):
-            least = row.topk(count, sorted=False).values.min()
-            above, equal = row > least, row == least
-            out.copy_(above | (equal & (equal.cumsum(0) <= count - above.sum())))
+        size = scores.shape[1]
+        at_once = max(1, _AT_ONCE[scores.device.type] // size)
+        for rows, out in zip(scores.split(at_once), mask.split(at_once), strict=True):
+            least = rows.kthvalue(size - count + 1, keepdim=True).values
+            above, equal = rows > least, rows == least
+            room = count - above.sum(1, keepdim=True)
+            out.copy_(above | (equal & (equal.cumsum(1) <= room)))
     return mask
 
 

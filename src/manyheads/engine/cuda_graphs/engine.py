@@ -15,21 +15,20 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import num_batches
 from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted
 from manyheads.engine.cuda_graphs.feed import Entries, Pool, upload
-from manyheads.engine.cuda_graphs.forward import Sweep, extracting, forward_slot, score_all, scoring
+from manyheads.engine.cuda_graphs.forward import WIDTH, Sweep, extracting, forward_slot, score_all, scoring
+from manyheads.engine.cuda_graphs.gradients import SlotGradients
 from manyheads.engine.cuda_graphs.kinds import bare, kind
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, row_index
-from manyheads.engine.cuda_graphs.schedule import Schedule, schedule
+from manyheads.engine.cuda_graphs.schedule import Schedule, in_widths, schedule
 from manyheads.engine.cuda_graphs.slots import Slot, Slots
 from manyheads.engine.cuda_graphs.stacked import StackedTrainer, stackable
 from manyheads.engine.cuda_graphs.task import Task, Trainer
 from manyheads.engine.cuda_graphs.training import SlotTrainer
 from manyheads.engine.cuda_graphs.trial import output_shape
 from manyheads.engine.kernel import dropouts, set_modes
-from manyheads.engine.local import LocalEngine
-from manyheads.engine.loop import LoopKernel
-from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
+from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.models.split import cacheable_prefix, cut
@@ -79,7 +78,6 @@ class CudaGraphsEngine:
         self.notes: list[str] = [] if notes is None else notes
         self._made: dict[Hashable, object] = {}
         self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
-        self._local = LocalEngine(workload, LoopKernel, chunk_size=1, threads=1, name=self.name)
 
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         work = self.work
@@ -108,31 +106,33 @@ class CudaGraphsEngine:
     def gradient(
         self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
     ) -> Params:
-        with self.precision.settings(self.device):
-            if not self._on_host(params):
-                return self._local.gradient(params, buffers, phase, round, batches=batches)
-            return self._streamed_gradient(params, buffers, phase, round, batches)
+        work, asked = self.work, replace(phase, amount=batches or Epochs(1))
+        rows = range(len(work.ids))
+        if batches is None:
+            plan = in_widths(work.train, rows, WIDTH)
+        else:
+            plan = schedule(work.train, rows, work.ids, asked, work.source, round)
+        into = {name: self._like(leaf).zero_() for name, leaf in params.items() if group(name) in phase.update}
 
-    def _streamed_gradient(
-        self, params: Params, buffers: Buffers, phase: Phase, round: int, batches: Steps | None
-    ) -> Params:
-        """A few workers at a time, from host memory and back."""
-        work, num_workers, size = self.work, len(self.work.ids), len(self.lanes)
-        moving = [name for name in params if group(name) in phase.update]
-        gradients = {name: host_memory.empty_like(params[name]) for name in moving}
-        for few in (range(k, min(k + size, num_workers)) for k in range(0, num_workers, size)):
-            here = slice(few.start, few.stop)
+        def make() -> SlotGradients:
+            entries = Entries(self._pool(work.train.x, images=self.images), work.train.index, work.train.y)
+            capacity, width = plan.entries.shape
+            return SlotGradients(
+                work.model,
+                bare(asked),
+                entries,
+                capacity=capacity,
+                width=width,
+                channels_last=self.images,
+                lanes=self.lanes,
+            )
 
-            def take(tree: Params, here: slice = here) -> Params:
-                return {name: leaf[here].to(self.device) for name, leaf in tree.items()}
-
-            own = replace(work, train=work.train.take(few), ids=work.ids[here])
-            local = LocalEngine(own, LoopKernel, chunk_size=1, threads=1, name=self.name)
-            narrow = replace(phase, constants=take(phase.constants))
-            made = local.gradient(take(params), take(buffers), narrow, round, batches=batches)
-            for name, leaf in made.items():
-                gradients[name][here] = leaf.to(gradients[name].device)
-        return gradients
+        if plan.rows:
+            with self.precision.settings(self.device):
+                gradients = self._recorded(("gradient", batches, kind(asked)), make, SlotGradients.record)
+                gradients.run(plan, asked, params, buffers, into)
+        self._finish(into)
+        return into
 
     def _train(self, task: Task) -> Tensor:
         """Run one phase; the sums of the workers' losses, in the plan's order [W']."""
@@ -277,11 +277,15 @@ class CudaGraphsEngine:
         moving = {name: leaf for name, leaf in tree.items() if name in known and group(name) in phase.update}
         index, room = row_index(still, moving), {}
         for name, leaf in moving.items():
-            on_host = leaf.device != self.device
-            room[name] = host_memory.empty(leaf.shape, leaf.dtype) if on_host else torch.empty_like(leaf)
+            room[name] = self._like(leaf)
             if still:
                 room[name][index[leaf.device]] = leaf[index[leaf.device]]
         return room
+
+    def _like(self, leaf: Tensor) -> Tensor:
+        """New memory where a leaf lies."""
+        on_host = leaf.device != self.device
+        return host_memory.empty(leaf.shape, leaf.dtype) if on_host else torch.empty_like(leaf)
 
     def _finish(self, params: Params) -> None:
         """Rows in host memory can be read, or let go of, by anyone: wait until nothing is on the way any more."""

@@ -1,0 +1,95 @@
+"""Gradients in slots: of an objective at every worker's own weights, in eval mode and at full precision."""
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
+from manyheads.engine.cuda_graphs.lane import Lane
+from manyheads.engine.cuda_graphs.rows import Extras, Kind, Rows, load, store
+from manyheads.engine.cuda_graphs.schedule import Schedule
+from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant, statistics
+from manyheads.engine.phase import Phase
+from manyheads.engine.vmapped import Outputs
+from manyheads.models.split import Split
+from manyheads.tree import Buffers, Params, add_prefix, group
+
+_EVERY_STEP: Variant = "step"
+
+
+class SlotGradients:
+    """The recordings of one kind of objective; a slot adds up its worker's gradient beside the weights."""
+
+    def __init__(
+        self,
+        model: Split,
+        phase: Phase,
+        entries: Entries,
+        *,
+        capacity: int,
+        width: int,
+        channels_last: bool,
+        lanes: Sequence[Lane],
+    ) -> None:
+        """``capacity``: steps of all workers, each of ``width`` samples."""
+        model = copy.deepcopy(model).eval()
+        self.net, self.objective, self.entries = Outputs(model), phase.objective, entries
+        like = next(model.parameters())
+        self.feed = Feed(capacity, {**entries.like(width), "weight": ((width,), like.dtype)}, entries.y.device)
+        shapes = {name: p.shape for name, p in model.named_parameters()}
+        kind = Kind(1, entries.y.device, like.dtype, channels_last)
+        beside = Extras(gradient=True, momentum=False, anchor=False, mask=False)
+        sums = torch.zeros(1, dtype=like.dtype, device=entries.y.device)
+        slots = [
+            Slot.make(
+                Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind),
+                Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, beside),
+                statistics(model),
+                phase.constants,
+                sums,
+            )
+            for _ in lanes
+        ]
+        self.slots = Slots(lanes, slots, self._step)
+
+    def record(self) -> None:
+        self.slots.record([_EVERY_STEP])
+
+    def run(self, plan: Schedule, phase: Phase, params: Params, buffers: Buffers, into: Params) -> None:
+        """Write each of the plan's workers' gradient of its mean loss to its row of ``into`` [W, ...]."""
+        device = self.entries.y.device
+        valid = np.arange(plan.entries.shape[1]) < plan.counts[:, None]
+        weight = valid / np.repeat(plan.samples(), plan.lengths)[:, None]
+        self.feed.fill({**self.entries.look_up(upload(plan.entries, device)), "weight": upload(weight, device)})
+
+        def take(slot: Slot, row: int) -> None:
+            slot.load(params, buffers, row)
+            load(slot.constants, phase.constants, [row])
+            for gradient in slot.moving.gradient.values():
+                gradient.zero_()
+
+        jobs = [
+            Job(row, int(start), (_EVERY_STEP,) * int(length))
+            for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True)
+        ]
+        self.slots.run(jobs, take, lambda slot, row: store(slot.moving.gradient, into, [row]))
+
+    def _step(self, slot: Slot, _: Variant) -> None:
+        """Add the gradient of some samples' share in the mean loss of the worker in the slot."""
+        with torch.no_grad():
+            here = self.feed.read(slot.cursor)
+            x = self.entries.pool.take(here["rows"])
+        with torch.enable_grad():
+            outputs: dict[str, Tensor] = functional_call(self.net, add_prefix(slot.leaves, "net"), (x,))
+            constants = {name: leaf.expand(len(x), *leaf.shape[1:]) for name, leaf in slot.constants.items()}
+            total = (self.objective(outputs, here["y"], constants) * here["weight"]).sum()
+            leaves = [slot.leaves[name] for name in slot.moving.gradient]
+            gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
+        with torch.no_grad():
+            for sum_, gradient in zip(slot.moving.gradient.values(), gradients, strict=True):
+                sum_[0].add_(gradient)
+            slot.cursor.add_(1)
