@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import register_parametrization
 
 from manyheads.engine.choose import make_engine
 from manyheads.errors import UserError
@@ -12,6 +13,33 @@ from manyheads.errors import UserError
 
 def noisy(input_shape, num_outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.RReLU(), nn.Linear(8, num_outputs))
+
+
+class Doubled(nn.Linear):
+    """A Linear by its type, and not by what it computes."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+def hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda module, inputs, output: 2 * output)
+    return layer
+
+
+def tied(first: nn.Linear, second: nn.Linear) -> nn.Module:
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+UNUSUAL = {
+    "own forward": lambda: Doubled(8, 8),
+    "hook": lambda: hooked(nn.Linear(8, 8)),
+    "hook on a chain": lambda: hooked(nn.Sequential(nn.Linear(8, 8))),
+    "reparametrised": lambda: register_parametrization(nn.Linear(8, 8), "weight", nn.Tanh()),
+    "tied weights": lambda: tied(nn.Linear(8, 8), nn.Linear(8, 8)),
+}
+"""Layers that look like links of a chain."""
 
 
 @pytest.mark.parametrize("net", ["mlp", "dnn"])
@@ -34,6 +62,18 @@ def test_the_engines_by_name_agree(problem, phase, net):
     a, b = (engine.fit(p.params, p.buffers, phase(), 0) for engine in (loop, batched))
     for name in a.params:
         torch.testing.assert_close(a.params[name], b.params[name], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("layer", UNUSUAL.values(), ids=UNUSUAL)
+def test_only_what_is_a_chain_runs_as_one(problem, phase, layer):
+    def net(input_shape, num_outputs):
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer(), nn.ReLU(), nn.Linear(8, num_outputs))
+
+    p = problem(net)
+    expected, *others = (make_engine(name, p.work, threads=1) for name in ("loop", "auto", "batched"))
+    loss = expected.fit(p.params, p.buffers, phase(), 0).loss
+    for engine in others:
+        torch.testing.assert_close(engine.fit(p.params, p.buffers, phase(), 0).loss, loss, rtol=1e-10, atol=1e-10)
 
 
 def test_batched_refuses_what_draws_for_itself(problem):

@@ -27,12 +27,15 @@ _LAYERS = (nn.Linear, nn.ReLU, nn.Flatten, nn.Identity, Dropout)
 
 def chain(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
     """The layers in order with their full names, or None where there is one without a rule."""
+    if _has_hooks(module):
+        return None
     if type(module) is nn.Sequential:
         # Not named_children(), which leaves out a layer that stands in a second place.
         children = zip(module._modules, module, strict=True)
         parts = [chain(child, f"{name}.{child_name}") for child_name, child in children]
         return None if None in parts else [layer for part in parts if part is not None for layer in part]
-    if not isinstance(module, _LAYERS):
+    # No class made out of these: it may compute something else.
+    if type(module) not in _LAYERS:
         return None
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return None
@@ -42,8 +45,13 @@ def chain(module: nn.Module, name: str) -> list[tuple[str, nn.Module]] | None:
 def is_chain(model: Split) -> bool:
     """Whether this kernel has a rule for every layer of the net, each with weights of its own."""
     parts = [chain(model.get_submodule(name), name) for name in ("representation", *model.head_names)]
-    linear = [layer for part in parts if part for _, layer in part if isinstance(layer, nn.Linear)]
-    return None not in parts and len(set(map(id, linear))) == len(linear)
+    weights = [id(weight) for part in parts if part for _, layer in part for weight in layer.parameters()]
+    return None not in parts and len(set(weights)) == len(weights)
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module runs code of the user's, too."""
+    return any((module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks))
 
 
 @dataclass(frozen=True)
