@@ -192,10 +192,11 @@ def test_rounds_are_in_the_id_only_where_they_matter():
     assert len(ids(schedule="corollary")) == 2
 
 
-def test_objects_are_known_by_their_content(lab):
-    net = nn.Linear(6, 3)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_objects_are_known_by_their_content(lab, dtype):
+    net = nn.Linear(6, 3, dtype=dtype)
     experiment = lab.tiny(Local(), model=net)
-    same = replace(experiment, data=lab.blobs(), model=nn.Linear(6, 3))
+    same = replace(experiment, data=lab.blobs(), model=nn.Linear(6, 3, dtype=dtype))
     assert same.run_id != experiment.run_id
     same.model.load_state_dict(net.state_dict())
     assert same.run_id == experiment.run_id

@@ -316,7 +316,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, nn.Module):
         digest = hashlib.sha256(repr(value).encode())
         for tensor in value.state_dict().values():
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            # As bytes: numpy does not know every type.
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return {"kind": f"module {type(value).__qualname__}", "sha256": digest.hexdigest()}
     name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
     return {"kind": f"function {name}"}
