@@ -1,5 +1,7 @@
 """Draws are functions of their names, and look random."""
 
+import threading
+
 import hypothesis
 import numpy as np
 import pytest
@@ -54,6 +56,29 @@ def test_torchs_generator_is_put_back():
     with pytest.raises(RuntimeError), torch_seed(4):
         raise RuntimeError
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_thread_that_seeds_torch_waits_for_another_that_has():
+    """Or runs in two threads of a process would draw each other's first weights."""
+    drawn = {}
+    inside, drawn_outside = threading.Event(), threading.Event()
+
+    def draw_second():
+        with torch_seed(4):
+            inside.set()
+            drawn_outside.wait(10)
+            drawn[4] = torch.rand(3)
+
+    other = threading.Thread(target=draw_second)
+    with torch_seed(3):
+        other.start()
+        inside.wait(0.1)
+        drawn[3] = torch.rand(3)
+        drawn_outside.set()
+    other.join()
+    for seed, numbers in drawn.items():
+        with torch_seed(seed):
+            assert torch.equal(torch.rand(3), numbers)
 
 
 @hypothesis.given(st.lists(st.integers(0, 2**63 - 1), min_size=1, max_size=4), st.integers(1, 40))

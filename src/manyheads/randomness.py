@@ -1,6 +1,7 @@
 """Every random draw as a pure function of (seed, worker, round, stream, step, layer): nothing is ever stored."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 _WORD = (1 << 64) - 1
+_TORCH = threading.RLock()
+"""Whoever has seeded torch's generator, which all threads share."""
 
 # SplitMix64's constants as the signed numbers that int64 tensors hold.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -40,8 +43,11 @@ def key(seed: int, stream: str, *, worker: int = 0, round: int = 0) -> int:
 
 @contextmanager
 def torch_seed(seed: int) -> Iterator[None]:
-    """Seed torch's global CPU generator inside the block and put it back after: initial weights draw from it."""
-    with torch.random.fork_rng(devices=[]):
+    """Seed torch's global CPU generator inside the block and put it back after: initial weights draw from it.
+
+    One thread at a time: runs in other threads wait.
+    """
+    with _TORCH, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
 
