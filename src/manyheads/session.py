@@ -253,7 +253,7 @@ def _check_theory(runtime: Runtime, ctx: Context) -> None:
 def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
     train = federation.train.to(device, dtype)
     # Train and validation shards lie over one pool: it is moved once.
-    validation = replace(federation.validation.to(device, dtype), x=train.x)
+    validation = replace(federation.validation, x=train.x).to(device, dtype)
     return replace(federation, train=train, validation=validation, test=federation.test.to(device, dtype))
 
 
