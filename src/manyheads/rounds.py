@@ -57,7 +57,8 @@ def run(session: Session) -> Iterator[Step]:
         if _is_finished(session, directory):
             return iter(())
         saver = Saver(session, directory)
-        return _holding(held.pop_all(), _rounds(session, *_take_up(session, saver), saver))
+        steps = _rounds(session, *_take_up(session, saver), saver)
+        return _holding(held.pop_all(), steps)
 
 
 def _open_directory(session: Session, path: Path, held: ExitStack) -> RunDirectory:

@@ -52,11 +52,11 @@ class Rates:
     decay: float
     schedule: Literal["decay", "corollary"]
 
-    def sgd(self, round: int, *, head: bool = False, scale: float = 1.0) -> SGD:
+    def sgd(self, round: int, *, head: bool = False) -> SGD:
         """The optimiser in a round: ``lr * decay**round``, or constant under Corollary 1's schedule."""
         rate = self.head_lr if head else self.lr
         factor = self.decay**round if self.schedule == "decay" else 1.0
-        return SGD(rate * factor * scale, self.momentum, self.weight_decay, self.clip)
+        return SGD(rate * factor, self.momentum, self.weight_decay, self.clip)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Context:
 
     def rows(self, taking_part: np.ndarray) -> Tensor | None:
         """The hosted rows among some workers [N] bool; None: all of them."""
-        here = taking_part[list(self.ids)] if len(self.ids) else taking_part[:0]
+        here = taking_part[list(self.ids)]
         return None if here.all() else torch.from_numpy(np.flatnonzero(here))
 
     def steps(self, amount: Epochs | Steps, rows: Tensor | None) -> Tensor:
