@@ -77,6 +77,11 @@ def test_a_regression_needs_a_loss_and_is_scored_by_it(lab):
         with pytest.raises(UserError, match=r"gives \[\] for 3 samples: it must give one number a sample"):
             lab.opened(lab.tiny(DePRL(), data=numbers, **wrong))
 
+    # Targets [n] against outputs [n, 1]: each sample's would be compared with those of all others.
+    flat = replace(numbers, y_train=target[0][:, 0], y_test=target[1][:, 0])
+    with pytest.raises(UserError, match=r"the loss of a sample depends on .* output \[3, 1\] and target \[3\] fit"):
+        lab.opened(lab.tiny(DePRL(), data=flat, loss=squares))
+
     experiment = lab.tiny(DePRL(), data=numbers, loss=squares, rounds=6)
     records = list(train(experiment, lab.cpu))
     assert records[-1].train_loss < records[0].train_loss

@@ -235,6 +235,11 @@ def _check_training(experiment: Experiment, model: Split, federation: Federation
         raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
     if federation.num_classes is None and experiment.loss is None:
         raise UserError("the targets are floats, not classes: give whole numbers, or a loss (and a metric) in Python.")
+    if experiment.loss is not None and model.head_names != ("head",):
+        raise UserError(
+            f"{experiment.algorithm.name} trains two heads by losses of its own, for classes: leave your loss out, "
+            "or choose another algorithm."
+        )
     for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
         if function is not None:
             _check_per_sample(name, function, experiment.dtype, model, federation)
@@ -258,14 +263,23 @@ def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype)
 
 
 def _check_per_sample(name: str, function: Loss, dtype: torch.dtype, model: Split, federation: Federation) -> None:
-    """Try the user's own loss or metric on a few samples: it must give a number for every one."""
+    """Try the user's own loss or metric on a few samples: it must give every one a number that is its own."""
     x, y = federation.train.x[:3].to(dtype), federation.train.y[:3]
+    y = y.to(dtype) if y.is_floating_point() else y
     with torch.no_grad():
-        found = function(copy.deepcopy(model).eval()(x), y.to(dtype) if y.is_floating_point() else y)
-    if not isinstance(found, Tensor) or found.shape != x.shape[:1]:
+        output = copy.deepcopy(model).eval()(x)
+        together, alone = (function(output[:count], y[:count]) for count in (len(x), 1))
+    for found, count in ((together, len(x)), (alone, 1)):
+        if not isinstance(found, Tensor) or found.shape != (count,):
+            raise UserError(
+                f"the {name} gives {_form(found)} for {count} samples: it must give one number a sample, "
+                f"[{count}], not their mean or sum."
+            )
+    if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):
+        # Numbers of shape [n, 1] and [n] are compared each with each.
         raise UserError(
-            f"the {name} gives {_form(found)} for {len(x)} samples: it must give one number a sample, "
-            f"[{len(x)}], not their mean or sum."
+            f"the {name} of a sample depends on the others beside it: take each by itself, and see that the shapes of "
+            f"output {_form(output)} and target {_form(y)} fit."
         )
 
 

@@ -126,7 +126,7 @@ def test_counts_are_of_the_names_a_worker_uses(lab):
         assert session.ctx.class_counts[worker].tolist() == expected.tolist()
 
 
-def test_numbers_have_no_classes_to_balance(lab):
+def test_a_loss_of_the_users_is_refused_and_so_is_a_regression(lab):
     data = lab.blobs()
     numbers = Dataset(
         "numbers",
@@ -142,8 +142,16 @@ def test_numbers_have_no_classes_to_balance(lab):
     def squares(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (output[:, 0] - y).square()
 
-    with pytest.raises(UserError, match="fedrod"):
-        FedRoD().init(lab.opened(lab.tiny(FedRoD(), data=numbers, loss=squares)).ctx)
+    for changes in ({"data": numbers, "loss": squares}, {"loss": cross_entropy}):
+        with pytest.raises(UserError, match="fedrod trains two heads by losses of its own"):
+            lab.opened(lab.tiny(FedRoD(), **changes))
+
+
+def test_more_scores_than_classes_are_classes_that_nobody_has():
+    outputs, y = scores(classes=6), torch.tensor([0, 1, 2, 3, 0])
+    log_counts = torch.tensor([0.3, 0.0, 1.0, -0.5, -1e4, -1e4], dtype=torch.float64).expand(5, 6)
+    found = two_losses(outputs, y, {"log_counts": log_counts[:, :4]})
+    torch.testing.assert_close(found, two_losses(outputs, y, {"log_counts": log_counts}))
 
 
 def test_a_net_without_a_head_is_refused(lab):

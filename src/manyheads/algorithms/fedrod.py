@@ -56,8 +56,6 @@ class FedRoD(Algorithm):
         return model.with_head(GENERIC, detach=frozenset({"head"}))
 
     def init(self, ctx: Context) -> State:
-        if ctx.class_counts is None:
-            raise UserError("fedrod balances classes, but the data's targets are numbers: choose another algorithm.")
         params = dict(ctx.initial.params)
         layers = [name for name in select(params, {"head"}) if params[name].ndim > 2]
         if not layers:
@@ -93,6 +91,7 @@ class FedRoD(Algorithm):
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:
     """Balanced softmax for the generic scores plus cross entropy for the summed ones, [samples]."""
-    generic = outputs[GENERIC]
-    balanced = cross_entropy(generic + constants["log_counts"], y)
+    generic, log_counts = outputs[GENERIC], constants["log_counts"]
+    # A net may give more scores than there are classes; nobody has samples of the others.
+    balanced = cross_entropy(generic[:, : log_counts.shape[1]] + log_counts, y)
     return balanced + cross_entropy(generic.detach() + outputs["head"], y)
