@@ -87,6 +87,32 @@ def test_a_worker_deploys_its_own_net(shelf: SimpleNamespace, tmp_path: Path, pr
     assert torch.equal(torch.get_rng_state(), before)
 
 
+class Tied(nn.Module):
+    """A layer and a weight that are used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight, self.again = self.first.weight, self.first
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.again(self.second(self.first(x).relu()).relu()))
+
+
+def test_a_net_that_uses_a_layer_twice_is_read_back(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    experiment = replace(shelf.experiment, model=Tied)
+    made = nets(experiment, (6,))
+    once = {name for name, _ in made[0].named_parameters()}
+    leaves = stack({name: leaf for name, leaf in net.state_dict().items() if name in once} for net in made)
+    shelf.start(tmp_path, experiment).save_models(leaves, {}, {"input_shape": [6], "num_outputs": 3})
+    x = torch.randn(7, 6)
+    assert torch.equal(Run.open(tmp_path, model=Tied).model(2)(x), made[2](x))
+    untied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
+    with shelf.refused(tmp_path, "does not fit the weights"):
+        Run.open(tmp_path, model=untied).model(0)
+
+
 def test_a_net_is_built_by_its_name_without_the_data_it_was_trained_on(shelf: SimpleNamespace, tmp_path: Path) -> None:
     def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (output - y).square().mean(1)

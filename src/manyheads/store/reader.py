@@ -108,11 +108,15 @@ class Run:
         net = experiment.algorithm.prepare(net.to(experiment.dtype))
         try:
             with safe_open(path, framework="pt") as file:
-                net.load_state_dict({name: file.get_slice(name)[row] for name in file.keys()})  # noqa: SIM118
+                weights = {name: file.get_slice(name)[row] for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): train the run again, or put the file back.") from None
-        except RuntimeError:
-            raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.") from None
+        # What a net uses in several places has several names in a state_dict, and is kept under the first.
+        own = {name: leaf.shape for name, leaf in [*net.named_parameters(), *net.named_buffers()]}
+        kept = {name: own[name] for name in own.keys() & net.state_dict().keys()}
+        if kept != {name: leaf.shape for name, leaf in weights.items()}:
+            raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.")
+        net.load_state_dict(weights, strict=False)
         return net.eval()
 
     def _records(self, name: str) -> list[dict[str, Any]]:
