@@ -141,11 +141,14 @@ class Experiment:
 
     @staticmethod
     def from_json(text: str, **objects: Any) -> "Experiment":
-        """An experiment from its text; what the text can only describe (a module, arrays, a loss) is given by name."""
+        """An experiment from its text.
+
+        What the text can only describe (a module, arrays, a loss, an unregistered algorithm) is given by name.
+        """
         try:
             values = json.loads(text)
-            algorithm = dict(values.pop("algorithm"))
-            kind = get_algorithm(algorithm.pop("name"))
+            stored = dict(values.pop("algorithm"))
+            algorithm = objects.get("algorithm") or _read_algorithm(stored)
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             if isinstance(error, UserError):
                 raise
@@ -154,12 +157,6 @@ class Experiment:
         for name in values:
             if name not in allowed:
                 raise unknown("experiment field", name, allowed)
-        known = {spec.name: spec.type for spec in fields(kind)}  # pyright: ignore[reportArgumentType]
-        for name, value in algorithm.items():
-            if name not in known:
-                raise unknown(f"option of {kind.name}", name, known)
-            # Before the algorithm is made, whose own checks count on numbers.
-            _check_type(name, value, known[name])
         for name, value in list(values.items()):
             if name in objects:
                 values[name] = objects[name]
@@ -168,7 +165,7 @@ class Experiment:
                 raise UserError(
                     f"the experiment's {name} is {what}, which cannot be read from a file: give it in Python."
                 )
-        return Experiment(algorithm=kind(**algorithm), **values)
+        return Experiment(algorithm=algorithm, **values)
 
     @property
     def run_id(self) -> str:
@@ -246,6 +243,22 @@ def check_options(algorithm: Algorithm) -> None:
             twin = spec.name.removesuffix("steps") + "epochs"
             if values.get(twin) != defaults.get(twin):
                 raise UserError(f"{flag(twin)} and {flag(spec.name)} exclude each other: give one.")
+
+
+def _read_algorithm(stored: Mapping[str, Any]) -> Algorithm:
+    """The algorithm of an experiment.json."""
+    options = dict(stored)
+    try:
+        kind = get_algorithm(options.pop("name"))
+    except UserError as error:
+        raise UserError(f"{error} One of your own is given in Python, as Run.open(path, algorithm=...).") from None
+    known = {spec.name: spec.type for spec in fields(kind)}  # pyright: ignore[reportArgumentType]
+    for name, value in options.items():
+        if name not in known:
+            raise unknown(f"option of {kind.name}", name, known)
+        # Before the algorithm is made, whose own checks count on numbers.
+        _check_type(name, value, known[name])
+    return kind(**options)
 
 
 def _positive(owner: object, *names: str) -> None:

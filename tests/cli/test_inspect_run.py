@@ -38,6 +38,14 @@ def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> Non
     ]
 
 
+def test_a_run_of_an_algorithm_that_is_not_registered(capsys, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    path = run / "experiment.json"
+    path.write_text(path.read_text().replace('"name": "deprl"', '"name": "mine", "every": 3'))
+    lines = [" ".join(line.split()) for line in _inspect(capsys, run)]
+    assert {"algorithm mine", "option --every 3"} <= set(lines)
+
+
 def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(finished, broken)

@@ -1,14 +1,15 @@
 """What a run has left is read back, and what is damaged in it is left out or said."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import nn
 
+from manyheads.algorithms import DePRL
 from manyheads.experiment import Experiment
 from manyheads.models import Split, build
 from manyheads.store import Run, RunDirectory
@@ -125,6 +126,25 @@ def test_a_net_is_built_by_its_name_without_the_data_it_was_trained_on(shelf: Si
     with shelf.refused(tmp_path, "loss is function"):
         _ = Run.open(tmp_path).experiment
     assert Run.open(tmp_path, loss=loss).experiment == experiment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lazy(DePRL):
+    every: int = 2
+
+    name: ClassVar[str] = "lazy"
+
+
+def test_a_run_of_an_algorithm_of_ones_own_is_read_with_it(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    experiment = replace(shelf.experiment, algorithm=Lazy(every=3))
+    made = nets(experiment, (6,))
+    save_nets(shelf.start(tmp_path, experiment), made, (6,))
+    x = torch.randn(7, 6)
+    run = Run.open(tmp_path, algorithm=Lazy(every=3))
+    assert run.experiment == experiment
+    assert torch.equal(run.model(2)(x), made[2](x))
+    with shelf.refused(tmp_path, r"unknown algorithm 'lazy'.*Run\.open\(path, algorithm=\.\.\.\)"):
+        Run.open(tmp_path).model(2)
 
 
 def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace, tmp_path: Path) -> None:

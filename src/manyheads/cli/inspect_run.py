@@ -59,13 +59,17 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The options that are neither a default nor the data set's recipe."""
     import torch
 
-    from manyheads.algorithms import get_algorithm
+    from manyheads.algorithms import DePRL, get_algorithm
     from manyheads.data import Dataset
     from manyheads.experiment import Experiment
     from manyheads.parts import resolve
     from manyheads.recipes import step_seconds
 
-    kind = get_algorithm(description["algorithm"]["name"])
+    try:
+        kind = get_algorithm(description["algorithm"]["name"])
+    except UserError:
+        # One that is not registered: nobody knows what is usual for it.
+        kind = DePRL
     # One blank sample stands for the data, of which a recipe needs the name alone, or else the shape.
     x, y = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
     blank = Dataset("blank", x, y, x, y, num_classes=1)

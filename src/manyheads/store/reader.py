@@ -38,7 +38,10 @@ class Run:
 
     @staticmethod
     def open(path: str | Path, **objects: Any) -> "Run":
-        """The run in a directory; what its experiment.json can only describe (a module, arrays) is given by name."""
+        """The run in a directory.
+
+        What its experiment.json can only describe (a module, arrays, an unregistered algorithm) is given by name.
+        """
         path = Path(path)
         try:
             return Run(path, (path / EXPERIMENT).read_text(), objects)
