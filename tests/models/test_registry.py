@@ -57,6 +57,19 @@ def module() -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
 
+class Lookup(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(9, 5), nn.Linear(5, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x.long()).mean(1))
+
+
+def test_a_net_that_looks_its_inputs_up_is_tried_on_what_it_can_take() -> None:
+    assert build(Lookup, (6,), 4)(torch.full((3, 6), 8.0)).shape == (3, 4)
+
+
 def test_hidden_sizes_come_from_the_spec_and_the_rest_from_the_data() -> None:
     net = build("mlp:200,100", (28, 28), 10)
     weights = [tuple(p.shape) for p in net.parameters() if p.ndim == 2]

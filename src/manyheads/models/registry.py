@@ -43,7 +43,8 @@ def build(
     if norm == "group":
         module = group_norm(module)
     like = next(module.parameters(), torch.empty(0))
-    example = torch.linspace(-1, 1, 2 * prod(input_shape), dtype=like.dtype, device=like.device).view(2, *input_shape)
+    # From 0 to 1: a net that looks its inputs up in a table takes no negative ones.
+    example = torch.linspace(0, 1, 2 * prod(input_shape), dtype=like.dtype, device=like.device).view(2, *input_shape)
     net = split(module, head, example)
     with torch.no_grad():
         shape = net.eval()(example).shape
