@@ -115,7 +115,7 @@ def test_a_second_process_is_kept_out_until_the_first_is_gone(tmp_path: Path) ->
         try:
             assert other.stdout is not None
             assert other.stdout.readline() == b"held\n"
-            with pytest.raises(UserError, match="another process is writing to"), locked(tmp_path):
+            with pytest.raises(UserError, match="another run is writing to"), locked(tmp_path):
                 pytest.fail("two processes hold one folder")
         finally:
             other.send_signal(signal.SIGKILL)

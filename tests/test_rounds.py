@@ -101,7 +101,7 @@ def test_the_directory_is_taken_up_before_the_first_round_and_given_back(lab, tm
     runtime = dataclasses.replace(lab.cpu, out=tmp_path / "run")
     session, other = (dataclasses.replace(lab.opened(lab.tiny(DePRL(), seed=seed)), runtime=runtime) for seed in (1, 2))
     steps = run(session)
-    with pytest.raises(UserError, match="another process is writing"):
+    with pytest.raises(UserError, match="another run is writing"):
         run(session)
     del steps
     with pytest.raises(UserError, match="another experiment"):

@@ -77,7 +77,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
             while not _ours(handle):
                 if time.monotonic() >= deadline:
                     raise UserError(
-                        f"another process is writing to {folder}: wait for it, stop it, or choose another --out."
+                        f"another run is writing to {folder}: wait for it, stop it, or choose another --out."
                     )
                 time.sleep(_LOCK_POLL_SECONDS)
         yield

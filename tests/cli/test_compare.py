@@ -177,7 +177,7 @@ def test_a_folder_has_one_comparison_at_a_time(capsys: pytest.CaptureFixture) ->
     with locked(Path("all")):
         assert main(["compare", "local", *SMALL, "--out", "all"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == "manyheads: another process is writing to all: wait for it, stop it, or choose another --out."
+    assert line == "manyheads: another run is writing to all: wait for it, stop it, or choose another --out."
     assert [path.name for path in Path("all").iterdir()] == [".lock"]
 
 

@@ -89,7 +89,7 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path, cap
 def test_two_at_once_on_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir()
-    with locked(folder), pytest.raises(UserError, match="another process is writing to results"):
+    with locked(folder), pytest.raises(UserError, match="another run is writing to results"):
         _study("consensus", *SMALL, "--out", "results")
 
 

@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from manyheads.data import arrays, load
 from manyheads.errors import UserError
@@ -165,6 +166,11 @@ def test_one_part_per_worker() -> None:
     assert torch.equal(data.x_train[data.user_train == 3], torch.ones(7, 4))
 
 
+class Stream(IterableDataset):
+    def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield from zip(X, Y, strict=True)
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -174,9 +180,11 @@ def test_one_part_per_worker() -> None:
         ([(X, Y), (X[:0], Y[:0])], "worker 1 has no train sample"),
         ([(X, Y, X)], "worker 0 has 3 arrays"),
         ([(X, Y), (X, Y[:3])], "worker 1 has 50 samples but 3 targets"),
+        ([(X, Y), TensorDataset(torch.ones(7, 4))], r"worker 1: .*; give a Dataset with a length"),
+        ([Stream()], r"worker 0: .*; give a Dataset with a length"),
     ],
 )
-def test_a_wrong_worker_is_named(parts: list[tuple[np.ndarray, ...]], message: str) -> None:
+def test_a_wrong_worker_is_named(parts: list[arrays.WorkerPart], message: str) -> None:
     with pytest.raises(UserError, match=message):
         arrays.from_workers(parts)
 

@@ -203,5 +203,5 @@ def test_a_full_disk_is_said_in_one_line(
 
 def test_a_directory_that_is_being_written_is_not_taken_up(shelf: SimpleNamespace, tmp_path: Path) -> None:
     shelf.start(tmp_path)
-    with locked(tmp_path), shelf.refused(tmp_path, "another process is writing to"):
+    with locked(tmp_path), shelf.refused(tmp_path, "another run is writing to"):
         shelf.start(tmp_path, replace(shelf.experiment, rounds=80))

@@ -19,7 +19,7 @@ from manyheads.randomness import generator
 Array = Any
 """Whatever numpy can make an array of: an array, a tensor, nested lists."""
 
-WorkerPart = TorchDataset | tuple[Any, ...]
+WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
 
 _MOBIACT = "mobiact6.npz"
@@ -168,8 +168,9 @@ def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tu
 
 def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
     """One worker's train and test pool."""
-    sides = part if isinstance(part, tuple) else (part,)
-    arrays = [column for side in sides for column in (_columns(side) if isinstance(side, TorchDataset) else (side,))]
+    arrays: list[Array] = []
+    for side in part if isinstance(part, tuple) else (part,):
+        arrays += _columns(where, side) if isinstance(side, TorchDataset) else (side,)
     if len(arrays) == 2:
         return _pools(*_samples(where, *arrays), None, None)
     if len(arrays) == 4:
@@ -179,10 +180,13 @@ def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
     )
 
 
-def _columns(data: TorchDataset) -> tuple[list[Any], list[Any]]:
+def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]:
     """Inputs and targets of a torch Dataset with a length."""
-    samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
-    return [_numpy(x) for x, _ in samples], [_numpy(y) for _, y in samples]
+    try:
+        samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
+        return [_numpy(x) for x, _ in samples], [_numpy(y) for _, y in samples]
+    except (TypeError, ValueError, NotImplementedError) as error:
+        raise UserError(f"{where}: {error}; give a Dataset with a length, whose samples are (x, y).") from error
 
 
 def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
