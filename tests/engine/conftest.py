@@ -42,6 +42,24 @@ def normed(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     )
 
 
+class Centred(nn.Module):
+    """A layer of the user's with statistics of its own: subtracts a mean that it keeps."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.3)
+        return x - self.mean
+
+
+def centred(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """A small net with such a layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), Centred(6), nn.ReLU(), nn.Linear(6, num_outputs))
+
+
 def narrow_dnn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """The paper's dnn, dropout and all, with few weights."""
     return dnn(input_shape, num_outputs, hidden=(16, 12, 8, 6))
@@ -79,7 +97,7 @@ class Problem:
             return {name: torch.randint(0, 2, leaf.shape, dtype=torch.uint8) for name, leaf in self.params.items()}
 
 
-SMALL_NETS = {"batchnorm": normed, "narrow-dnn": narrow_dnn}
+SMALL_NETS = {"batchnorm": normed, "centred": centred, "narrow-dnn": narrow_dnn}
 
 
 def make_problem(
@@ -94,7 +112,7 @@ def make_problem(
 ) -> Problem:
     """A problem whose numbers are the same in every precision; ``generic`` adds FedRoD's second head.
 
-    ``net`` is one of the library's nets, ``batchnorm``, ``narrow-dnn``, or a factory.
+    ``net`` is one of the library's nets, one of SMALL_NETS, or a factory.
     """
     with torch_seed(1):
         model = build(SMALL_NETS.get(net, net), input_shape, CLASSES, head=head).to(dtype)
@@ -138,5 +156,5 @@ def phase() -> Callable[..., Phase]:
 
 
 @pytest.fixture(scope="session")
-def batchnorm_net() -> Callable[..., nn.Module]:
-    return normed
+def small_nets() -> dict[str, Callable[..., nn.Module]]:
+    return SMALL_NETS

@@ -19,7 +19,12 @@ from manyheads.engine.phase import SGD, Epochs, Fit, Steps
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
 EVERYTHING = SGD(0.05, momentum=0.9, weight_decay=0.01, clip=0.3)
-KERNELS = {"mlp": ("loop", "chain", "vmap"), "dnn": ("loop", "chain"), "batchnorm": ("loop", "vmap")}
+KERNELS = {
+    "mlp": ("loop", "chain", "vmap"),
+    "dnn": ("loop", "chain"),
+    "batchnorm": ("loop", "vmap"),
+    "centred": ("loop",),
+}
 RUNS = [(net, kind) for net, kinds in KERNELS.items() for kind in kinds]
 
 

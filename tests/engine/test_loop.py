@@ -1,5 +1,7 @@
 """The plain kernel computes what PyTorch's own modules, optimiser and clip compute."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,12 +73,10 @@ PHASES = {
 
 
 @pytest.mark.parametrize("change", PHASES)
-@pytest.mark.parametrize("net", ["mlp", "cnn", "batchnorm"])
-def test_the_loop_is_plain_pytorch(problem, phase, batchnorm_net, net, change):
+@pytest.mark.parametrize("net", ["mlp", "cnn", "batchnorm", "centred"])
+def test_the_loop_is_plain_pytorch(problem, phase, small_nets, net, change):
     sizes = (7, 3, 9)
-    factory = {"mlp": lambda shape, outputs: mlp(shape, outputs, hidden=(6,)), "cnn": NETS["cnn"]}.get(
-        net, batchnorm_net
-    )
+    factory = {**small_nets, "mlp": partial(mlp, hidden=(6,)), "cnn": NETS["cnn"]}[net]
     p = problem(factory, sizes=sizes)
     asked = phase(**PHASES[change])
     if change == "proximal":
@@ -103,8 +103,9 @@ def test_the_clip_is_at_work(problem, phase):
         assert not torch.allclose(free.params[name], clipped.params[name], rtol=1e-3), name
 
 
-def test_head_phases_leave_statistics_alone(problem, phase):
-    p = problem("batchnorm")
+@pytest.mark.parametrize("net", ["batchnorm", "centred"])
+def test_head_phases_leave_statistics_alone(problem, phase, net):
+    p = problem(net)
     for frozen in ("train", "eval"):
         before = clone({**p.params, **p.buffers})
         fit = p.engine("loop").fit(p.params, p.buffers, phase(update=HEAD, frozen=frozen), ROUND)

@@ -208,6 +208,20 @@ def test_splitting_draws_nothing_from_the_global_generator() -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+class Standardised(nn.Module):
+    """BatchNorm as a user might write it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / (x.std(0) + 1) if self.training else x
+
+
+class Shifting(nn.Module):
+    """Changes its input in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
 class Noise(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.randn_like(x) if self.training else x
@@ -242,6 +256,23 @@ def test_a_module_with_randomness_of_its_own_is_named(module: nn.Module, name: s
     assert torch.equal(first, net(X)) == (name is None)
 
 
+def test_statistics_must_be_changed_in_place() -> None:
+    """A new tensor would be nobody's."""
+
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(5))
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return x - self.mean
+
+    with pytest.raises(UserError, match=r"representation\.2\.mean a new tensor: change it in place"):
+        split(chain(Mean()), None, X)
+
+
 def test_known_random_modules_are_named_without_an_example() -> None:
     assert needs_loop(Split(nn.LSTM(6, 5, 2, dropout=0.5), {"head": nn.Linear(5, 3)})) == "representation"
     assert needs_loop(Split(nn.Sequential(nn.Linear(6, 5)), {"head": nn.Dropout3d(0.2)})) == "head"
@@ -261,8 +292,10 @@ def test_known_random_modules_are_named_without_an_example() -> None:
         (nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), None, 0, 1),
         (chain(nn.Dropout(0.5)), "all", 0, 0),
         (chain(nn.Dropout(0.5)), "none", 2, 4),
+        (chain(nn.Tanh(), nn.Sequential(Standardised()), nn.Tanh()), None, 3, 5),
+        (nn.Sequential(Shifting(), nn.Linear(6, 5), nn.Linear(5, 3)), None, 2, 2),
     ],
-    ids=range(11),
+    ids=range(13),
 )
 def test_features_are_cached_up_to_the_first_layer_that_varies(
     module: nn.Module, head: str | None, train: int, evaluate: int

@@ -20,7 +20,7 @@ from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop
 from manyheads.randomness import generator, key, torch_seed
-from manyheads.tree import Buffers, Params, clone, group
+from manyheads.tree import Buffers, Params, clone, group, select
 
 _FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
 """Samples that go through the net at once where no batch is drawn."""
@@ -51,8 +51,9 @@ class LocalEngine:
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         sizes = self.work.train.sizes
         rows = range(len(sizes)) if workers is None else workers.tolist()
-        moved = {**params, **clone({n: v for n, v in params.items() if group(n) in phase.update})}
-        tracked = {**buffers, **clone({n: v for n, v in buffers.items() if group(n) in phase.update})}
+        moved = {**params, **clone(select(params, phase.update))}
+        # Of the frozen parts, too: layers of the user's may keep statistics that move all the same, for this phase.
+        tracked = clone(buffers)
         loss = torch.full((len(sizes),), float("nan"), dtype=self.dtype, device=self.device)
         batches = {row: num_batches(sizes[row], phase.amount, self.work.source) for row in rows}
         # Workers of like length end together, so that no row of a chunk waits for another.
@@ -65,7 +66,7 @@ class LocalEngine:
                 self._fit_chunk(moved, tracked, loss, chunk, phase, round)
 
         self._each(train, chunks)
-        return Fit(moved, tracked, loss)
+        return Fit(moved, {**buffers, **select(tracked, phase.update)}, loss)
 
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
         def score(row: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -147,8 +148,7 @@ class LocalEngine:
                 if group(name) in phase.update:
                     moved[name][rows] = params[name]
             for name in statistics:
-                if group(name) in phase.update:
-                    tracked[name][rows] = buffers[name]
+                tracked[name][rows] = buffers[name]
         loss[rows] = (sums / seen).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
     def _inputs(

@@ -28,7 +28,6 @@ class Split(nn.Module):
         representation: nn.Module,
         heads: Mapping[str, nn.Module],
         detached: frozenset[str] = frozenset(),
-        random: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         self.representation = representation
@@ -37,8 +36,10 @@ class Split(nn.Module):
         self.head_names = tuple(heads)
         self.detached = detached
         """Heads that send no gradient into the features."""
-        self.random = random
+        self.random: tuple[str, ...] = ()
         """Modules that were seen to draw from torch's generator."""
+        self.varying: tuple[str, ...] = ()
+        """Modules that were seen, in train mode, to give a sample another output beside other samples."""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -193,7 +194,8 @@ def _last(whole: nn.Module) -> str:
 def _try(module: nn.Module, example: Tensor) -> Tensor:
     """The module's output; what goes wrong inside is the user's to mend."""
     try:
-        output = module(example)
+        # A copy: a net may change its inputs in place.
+        output = module(example.clone())
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         shape = "x".join(map(str, example.shape[1:]))
@@ -205,9 +207,13 @@ def _try(module: nn.Module, example: Tensor) -> Tensor:
 
 def _agrees(net: Split, example: Tensor, expected: Tensor) -> bool:
     try:
-        output = net(example)
+        output = net(example.clone())
     except Exception:  # whatever a head raises on what is not its input
         return False
+    return _alike(output, expected)
+
+
+def _alike(output: Tensor, expected: Tensor) -> bool:
     return output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
@@ -216,21 +222,26 @@ def _own_dropout(layer: nn.Module) -> nn.Module | None:
 
 
 def _watched(net: Split, example: Tensor) -> Split:
-    """Find what draws random numbers by a trial in train mode.
+    """Find what draws random numbers, and what looks beyond the sample, by trials in train mode.
 
     One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
     """
     trial = copy.deepcopy(net)
+    persistent = trial.state_dict().keys()
+    kept = {name: buffer for name, buffer in trial.named_buffers() if name in persistent}
     calls: Counter[str] = Counter()
     drew: list[str] = []
     before: dict[str, Tensor] = {}
+    first_rows: dict[str, Tensor] = {}
 
     def watch(name: str, module: nn.Module) -> None:
         def enter(*_: object) -> None:
             before[name] = torch.get_rng_state()
 
-        def leave(*_: object) -> None:
+        def leave(module: nn.Module, inputs: object, output: object) -> None:
             calls[name] += 1
+            if isinstance(output, Tensor) and output.is_floating_point() and output.ndim:
+                first_rows[name] = output[0].clone()
             inside = any(other.startswith(f"{name}.") for other in drew)
             if not inside and name not in drew and not torch.equal(before[name], torch.get_rng_state()):
                 drew.append(name)
@@ -243,9 +254,15 @@ def _watched(net: Split, example: Tensor) -> Split:
             watch(name, module)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         _try(trial, example)
+        often, expected = {name for name, count in calls.items() if count > 1}, dict(first_rows)
+        _try(trial, example[[0] * len(example)])
+    for name, buffer in kept.items():
+        if trial.get_buffer(name) is not buffer:
+            raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
     net.random = tuple(drew)
+    net.varying = tuple(name for name, row in expected.items() if not _alike(first_rows[name], row))
     for name, module in list(net.named_modules()):
-        if isinstance(module, Dropout) and calls[name] > 1:
+        if isinstance(module, Dropout) and name in often:
             put(net, name, nn.Dropout(module.p))
     return net
 
@@ -261,8 +278,8 @@ def _draws(module: nn.Module) -> bool:
 
 def _varies(net: Split, name: str, layer: nn.Module) -> bool:
     """Whether a layer in train mode gives a sample other features in another batch or step."""
-    drew = any(other == name or other.startswith(f"{name}.") for other in net.random)
-    return drew or any(
+    seen = any(other == name or other.startswith(f"{name}.") for other in (*net.random, *net.varying))
+    return seen or any(
         isinstance(module, BatchNorm) or (isinstance(module, Dropout) and module.p > 0) or _draws(module)
         for module in layer.modules()
     )
