@@ -36,6 +36,11 @@ def test_import_manyheads_alone_does_not_even_need_torch():
     assert python("import sys, manyheads; print('torch' in sys.modules)") == "False"
 
 
+def test_names_that_are_not_loaded_yet_are_listed():
+    names = python("import manyheads; print(*dir(manyheads))").split()
+    assert {*manyheads.__all__, "__version__"} <= set(names)
+
+
 def test_an_unknown_name_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         manyheads.nonsense  # noqa: B018

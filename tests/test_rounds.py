@@ -4,6 +4,7 @@ import dataclasses
 from math import isfinite
 
 import pytest
+import torch
 
 from manyheads.algorithms import DPSGD, DePRL, FedAvg
 from manyheads.checkpoint import Checkpoints
@@ -107,6 +108,16 @@ def test_the_directory_is_taken_up_before_the_first_round_and_given_back(lab, tm
     with pytest.raises(UserError, match="another experiment"):
         run(other)
     assert [step.round for step in run(session)] == [1, 2]
+
+
+def test_python_is_told_by_its_logger_and_nothing_is_printed(lab, caplog, capfd):
+    def net() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3)).requires_grad_(False)
+
+    with caplog.at_level("INFO", logger="manyheads"):
+        list(train(lab.tiny(DePRL(), model=net), lab.cpu))
+    assert any("requires_grad=False of" in message for message in caplog.messages)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_training_is_lazy(lab):

@@ -64,3 +64,8 @@ def __getattr__(name: str) -> object:
     value = getattr(import_module(f"manyheads.{_PLACES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    """The public names, loaded or not: what a notebook completes."""
+    return [*globals(), *__all__]

@@ -1,5 +1,6 @@
 """The round loop: local phases, mixing, evaluation, records; a generator, so that whoever calls it does the showing."""
 
+import logging
 import time
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from manyheads.session import Session, open_session
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION
 
+_LOG = logging.getLogger("manyheads")
+
 
 @dataclass(frozen=True)
 class Step:
@@ -34,10 +37,16 @@ class Step:
 def train(experiment: Experiment, runtime: Runtime | None = None) -> Generator[Record, None, None]:
     """Train, yielding a Record for every evaluated round; closed earlier, it stops and gives the directory free.
 
+    Prints nothing: what there is to say about the run at its start goes to the logger ``manyheads``.
+
     >>> for record in train(Experiment(workers=4, rounds=2)):
     ...     print(record.round, record.accuracy_mean)  # doctest: +SKIP
     """
-    for step in run(open_session(experiment, runtime or Runtime())):
+    session = open_session(experiment, runtime or Runtime())
+    steps = run(session)
+    for note in session.notes:
+        _LOG.info("%s", note)
+    for step in steps:
         if step.record is not None:
             yield step.record
 
