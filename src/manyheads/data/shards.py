@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -27,7 +28,7 @@ class Shards:
     def num_workers(self) -> int:
         return len(self.offsets) - 1
 
-    @property
+    @cached_property
     def sizes(self) -> tuple[int, ...]:
         """Samples per worker."""
         return tuple(b - a for a, b in pairwise(self.offsets))
