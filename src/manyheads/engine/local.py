@@ -2,10 +2,10 @@
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TypeVar
 
@@ -27,6 +27,28 @@ _FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
 _SMALL_BATCH = 256
 """Batches of up to so many samples are all padded alike."""
 Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """Workers that go through a phase together."""
+
+    rows: list[int]
+    """Those with the most mini-batches first."""
+    plans: list[Plan]
+    phase: Phase
+    round: int
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """What the net of a chunk is fed with."""
+
+    pool: Tensor
+    """[samples, ...]."""
+    index: list[Tensor]
+    """Where in the pool the samples of each worker lie."""
+    targets: list[Tensor]
 
 
 class LocalEngine:
@@ -61,9 +83,10 @@ class LocalEngine:
         alike = [list(same) for _, same in groupby(order, self._width)]
         chunks = [same[k : k + self.chunk_size] for same in alike for k in range(0, len(same), self.chunk_size)]
 
-        def train(chunk: list[int]) -> None:
-            with self._seed(phase.stream, chunk[0], round):
-                self._fit_chunk(moved, tracked, loss, chunk, phase, round)
+        def train(rows: list[int]) -> None:
+            plans = [plan(sizes[row], phase, self.work.source, worker=self.work.ids[row], round=round) for row in rows]
+            with self._seed(phase.stream, rows[0], round):
+                self._fit_chunk(moved, tracked, loss, _Chunk(rows, plans, phase, round))
 
         self._each(train, chunks)
         return Fit(moved, {**buffers, **select(tracked, phase.update)}, loss)
@@ -124,50 +147,44 @@ class LocalEngine:
         each = self._each(one, range(train.num_workers))
         return {name: torch.stack([worker[k] for worker in each]) for k, name in enumerate(moving)}
 
-    def _fit_chunk(
-        self, moved: Params, tracked: Buffers, loss: Tensor, chunk: list[int], phase: Phase, round: int
-    ) -> None:
-        work = self.work
-        plans = [plan(work.train.sizes[row], phase, work.source, worker=work.ids[row], round=round) for row in chunk]
-        model, pool, index, targets = self._inputs(moved, tracked, chunk, plans, phase)
-        names = [name for name, _ in model.named_parameters()]
-        statistics = [name for name, _ in model.named_buffers() if name in tracked]
-        rows = torch.tensor(chunk, device=self.device)
-        params = {name: _take(moved[name], chunk, rows) for name in names}
-        buffers = {name: _take(tracked[name], chunk, rows) for name in statistics}
-        kernel = self.kernel(model, _narrow(phase, chunk, rows, names), params, buffers, self.dropout_layers)
-        sums = torch.zeros(len(chunk), dtype=self.dtype, device=self.device)
+    def _fit_chunk(self, moved: Params, tracked: Buffers, loss: Tensor, chunk: _Chunk) -> None:
+        model, inputs = self._inputs(moved, tracked, chunk)
+        first, several = chunk.rows[0], len(chunk.rows) > 1
+        # The very memory of one worker, a copy of several.
+        rows = torch.tensor(chunk.rows, device=self.device) if several else slice(first, first + 1)
+        params = {name: moved[name][rows] for name, _ in model.named_parameters()}
+        buffers = {name: tracked[name][rows] for name, _ in model.named_buffers() if name in tracked}
+        phase = _narrow(chunk.phase, rows, params)
+        kernel = self.kernel(model, phase, params, buffers, self.dropout_layers)
+        sums = torch.zeros(len(chunk.rows), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
-        for batch in self._batches(pool, index, targets, chunk, plans, phase, round):
+        for batch in self._batches(inputs, chunk):
             self._go_on()
             active = len(batch.count)
             sums[:active] += kernel.step(batch)
             seen[:active] += batch.count
-        if len(chunk) > 1:
-            for name in names:
-                if group(name) in phase.update:
-                    moved[name][rows] = params[name]
-            for name in statistics:
-                tracked[name][rows] = buffers[name]
+        if several:
+            for name, leaf in select(params, phase.update).items():
+                moved[name][rows] = leaf
+            for name, leaf in buffers.items():
+                tracked[name][rows] = leaf
         loss[rows] = (sums / seen).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
-    def _inputs(
-        self, params: Params, buffers: Buffers, chunk: list[int], plans: list[Plan], phase: Phase
-    ) -> tuple[Split, Tensor, list[Tensor], list[Tensor]]:
+    def _inputs(self, params: Params, buffers: Buffers, chunk: _Chunk) -> tuple[Split, _Inputs]:
         """The net to train and its inputs: while the representation is frozen, features computed once for the phase."""
-        train = self.work.train
+        train, phase = self.work.train, chunk.phase
         model = self._replica()
-        index = [train.index[train.rows(row)] for row in chunk]
-        targets = [train.y[train.rows(row)] for row in chunk]
+        index = [train.index[train.rows(row)] for row in chunk.rows]
+        targets = [train.y[train.rows(row)] for row in chunk.rows]
         frozen = "representation" not in phase.update and self.work.transform is None
         depth = cacheable_prefix(model, phase.frozen) if frozen else 0
         if depth == 0:
-            return model, train.x, index, targets
+            return model, _Inputs(train.x, index, targets)
         prefix, rest = cut(model, depth)
         set_modes(model, phase)
         features = []
         with torch.no_grad():
-            for row, own, batches in zip(chunk, index, plans, strict=True):
+            for row, own, batches in zip(chunk.rows, index, chunk.plans, strict=True):
                 point_at(model, params, buffers, row)
                 # Samples that the phase never draws need no features: a few steps do not pay for a whole pass.
                 used = as_index(np.unique(np.concatenate(batches))).to(self.device)
@@ -176,32 +193,24 @@ class LocalEngine:
                 features.append(computed.new_zeros(len(own), *computed.shape[1:]).index_copy_(0, used, computed))
         ends = np.cumsum([0] + [len(positions) for positions in index])
         own = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends.tolist())]
-        return rest, torch.cat(features), own, targets
+        return rest, _Inputs(torch.cat(features), own, targets)
 
-    def _batches(
-        self,
-        pool: Tensor,
-        index: list[Tensor],
-        targets: list[Tensor],
-        chunk: list[int],
-        plans: list[Plan],
-        phase: Phase,
-        round: int,
-    ) -> Iterator[Batch]:
-        work = self.work
-        steps, size = max(map(len, plans)), self._width(chunk[0])
-        positions = np.zeros((len(chunk), steps, size), dtype=np.int64)
-        counts = np.zeros((steps, len(chunk)), dtype=np.int64)
-        for k, batches in enumerate(plans):
+    def _batches(self, inputs: _Inputs, chunk: _Chunk) -> Iterator[Batch]:
+        work, pool = self.work, inputs.pool
+        steps, size = max(map(len, chunk.plans)), self._width(chunk.rows[0])
+        positions = np.zeros((len(chunk.rows), steps, size), dtype=np.int64)
+        counts = np.zeros((steps, len(chunk.rows)), dtype=np.int64)
+        for k, batches in enumerate(chunk.plans):
             for s, batch in enumerate(batches):
                 positions[k, s, : len(batch)] = batch
                 counts[s, k] = len(batch)
-        where = torch.stack([own[as_index(p).to(own.device)] for own, p in zip(index, positions, strict=True)])
-        labels = torch.stack([own[as_index(p).to(own.device)] for own, p in zip(targets, positions, strict=True)])
+        chosen = list(torch.from_numpy(positions).to(self.device))
+        where = torch.stack([own[p] for own, p in zip(inputs.index, chosen, strict=True)])
+        labels = torch.stack([own[p] for own, p in zip(inputs.targets, chosen, strict=True)])
         lengths = torch.from_numpy(counts).to(self.device, self.dtype)
         valid = torch.arange(size, device=self.device) < torch.from_numpy(counts).to(self.device).unsqueeze(-1)
         bases = torch.tensor(
-            [dropout_base(work.source, phase, worker=work.ids[row], round=round) for row in chunk],
+            [dropout_base(work.source, chunk.phase, worker=work.ids[row], round=chunk.round) for row in chunk.rows],
             dtype=torch.int64,
             device=self.device,
         )
@@ -210,10 +219,9 @@ class LocalEngine:
             full = bool((counts[s, :active] == size).all())
             # A lone unpadded worker takes its batch at its true size; stacked ones share one width.
             width = size if self.kernel.padded else int(counts[s, 0])
-            chosen = where[:active, s, :width]
-            x = pool.index_select(0, chosen.reshape(-1)).view(active, width, *pool.shape[1:])
+            x = pool.index_select(0, where[:active, s, :width].reshape(-1)).view(active, width, *pool.shape[1:])
             if work.transform is not None:
-                x = self._transformed(x, counts[s], chunk, round, phase.stream, s)
+                x = self._transformed(x, counts[s], chunk, s)
             weight = None if full or not self.kernel.padded else valid[s, :active].to(self.dtype)
             yield Batch(x, labels[:active, s, :width], weight, lengths[s, :active], bases[:active], s)
 
@@ -221,16 +229,14 @@ class LocalEngine:
         """What a worker's batches are padded to: a matter of its own, so that its bits are the same in any chunk."""
         return min(self.work.source.batch_size, max(_SMALL_BATCH, 1 << (self.work.train.sizes[row] - 1).bit_length()))
 
-    def _transformed(
-        self, x: Tensor, counts: np.ndarray, chunk: list[int], round: int, stream: str, step: int
-    ) -> Tensor:
-        assert self.work.transform is not None
-        changed = x.clone()
+    def _transformed(self, x: Tensor, counts: np.ndarray, chunk: _Chunk, step: int) -> Tensor:
+        work = self.work
+        assert work.transform is not None
+        changed, stream = x.clone(), f"transform/{chunk.phase.stream}"
         for k in range(len(x)):
-            rng = generator(
-                self.work.source.seed, f"transform/{stream}", worker=self.work.ids[chunk[k]], round=round, epoch=step
-            )
-            changed[k, : counts[k]] = self.work.transform(x[k, : counts[k]], rng)
+            worker = work.ids[chunk.rows[k]]
+            rng = generator(work.source.seed, stream, worker=worker, round=chunk.round, epoch=step)
+            changed[k, : counts[k]] = work.transform(x[k, : counts[k]], rng)
         return changed
 
     def _seed(self, stream: str, row: int, round: int = 0) -> AbstractContextManager[None]:
@@ -294,16 +300,11 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _take(leaf: Tensor, chunk: list[int], rows: Tensor) -> Tensor:
-    """The chunk's rows: the very memory for one worker, a copy for several."""
-    return leaf[chunk[0] : chunk[0] + 1] if len(chunk) == 1 else leaf[rows]
-
-
-def _narrow(phase: Phase, chunk: list[int], rows: Tensor, names: list[str]) -> Phase:
-    """The phase with its per-worker tensors cut to a chunk's rows."""
+def _narrow(phase: Phase, rows: Tensor | slice, names: Collection[str]) -> Phase:
+    """The phase with its per-worker tensors cut to some rows, and to the leaves that are named."""
 
     def narrow(tree: Params) -> Params:
-        return {name: _take(leaf, chunk, rows) for name, leaf in tree.items()}
+        return {name: leaf[rows] for name, leaf in tree.items()}
 
     def named(tree: Params) -> Params:
         return narrow({name: leaf for name, leaf in tree.items() if name in names})
