@@ -76,9 +76,14 @@ def test_only_what_is_a_chain_runs_as_one(problem, phase, layer):
         torch.testing.assert_close(engine.fit(p.params, p.buffers, phase(), 0).loss, loss, rtol=1e-10, atol=1e-10)
 
 
-def test_batched_refuses_what_draws_for_itself(problem):
-    with pytest.raises(UserError, match="'loop'"):
-        make_engine("batched", problem(noisy).work)
+@pytest.mark.parametrize(
+    ("net", "reason"),
+    [(noisy, "representation.2 draws its own random numbers"), ("centred", "a sample's output depends on the others")],
+)
+def test_batched_refuses_what_draws_for_itself_or_would_look_at_padding(problem, net, reason):
+    with pytest.raises(UserError, match=f"'batched' cannot run this net, as {reason}.*: use 'loop'"):
+        make_engine("batched", problem(net).work)
+    assert make_engine("batched", problem("batchnorm").work).name == "batched"
 
 
 def test_an_unknown_engine_is_named_with_the_nearest(problem):

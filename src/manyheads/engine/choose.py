@@ -13,7 +13,7 @@ from manyheads.engine.phase import Engine
 from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError, unknown
-from manyheads.models.split import needs_loop
+from manyheads.models.split import Split, needs_loop
 
 ENGINES = ("auto", "loop", "batched", "cuda-graphs")
 _CHUNK_BYTES = 12 << 20
@@ -52,11 +52,11 @@ def make_engine(
             return _cuda_graphs(workload, trial, precision or Precision(), extra_rows, notes)
         name = "loop"
         notes.append(f"{obstacle}: engine 'loop' instead of 'cuda-graphs', which is slower.")
-    random_module = needs_loop(model)
-    if name == "batched" and random_module:
-        raise UserError(f"engine 'batched' cannot run {random_module}, which draws its own random numbers: use 'loop'.")
+    reason = _only_loop(model)
+    if name == "batched" and reason:
+        raise UserError(f"engine 'batched' cannot run this net, as {reason}: use 'loop'.")
     if name == "auto":
-        name = "batched" if is_chain(model) and random_module is None and workload.transform is None else "loop"
+        name = "batched" if is_chain(model) and reason is None and workload.transform is None else "loop"
     if name == "loop":
         return LocalEngine(workload, LoopKernel, chunk_size=1, threads=cores, name=name)
     kernel = ChainKernel if is_chain(model) else VmapKernel
@@ -65,10 +65,18 @@ def make_engine(
     return LocalEngine(workload, kernel, chunk_size=chunk, threads=cores, name=name)
 
 
+def _only_loop(model: Split) -> str | None:
+    """Why nothing but ``loop`` can run a net, if that is so."""
+    if random_module := needs_loop(model):
+        return f"{random_module} draws its own random numbers"
+    # Padding would be among them.
+    return "a sample's output depends on the others in its batch" if model.mixes_samples else None
+
+
 def _obstacle(workload: Workload, trial: Trial) -> str | None:
     """What stands against recording the work, if anything does."""
-    if random_module := needs_loop(workload.model):
-        return f"{random_module} draws its own random numbers"
+    if reason := _only_loop(workload.model):
+        return reason
     if workload.transform is not None:
         return "the train-time transform runs on the host"
     if trial.blocked is not None:

@@ -40,6 +40,8 @@ class Split(nn.Module):
         """Modules that were seen to draw from torch's generator."""
         self.varying: tuple[str, ...] = ()
         """Modules that were seen, in train mode, to give a sample another output beside other samples."""
+        self.mixes_samples = False
+        """Whether the net as a whole was seen to do so, BatchNorm apart, which leaves padding out."""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -255,11 +257,17 @@ def _watched(net: Split, example: Tensor) -> Split:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         _try(trial, example)
         often, expected = {name for name, count in calls.items() if count > 1}, dict(first_rows)
-        _try(trial, example[[0] * len(example)])
+        alone = example[[0] * len(example)]
+        _try(trial, alone)
+        for layer in trial.modules():
+            if isinstance(layer, BatchNorm):
+                layer.eval()
+        beside_others, beside_itself = _try(trial, example)[0], _try(trial, alone)[0]
     for name, buffer in kept.items():
         if trial.get_buffer(name) is not buffer:
             raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
     net.random = tuple(drew)
+    net.mixes_samples = not _alike(beside_others, beside_itself)
     net.varying = tuple(name for name, row in expected.items() if not _alike(first_rows[name], row))
     for name, module in list(net.named_modules()):
         if isinstance(module, Dropout) and name in often:
