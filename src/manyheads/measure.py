@@ -68,7 +68,8 @@ def measure(
     accuracy, _, tested = score(end, federation.test)
     values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, tested)
     values["workers_without_test"] = int((~tested).sum())
-    accuracy_before, _, _ = score(before, federation.test)
+    # Where nothing is exchanged both are one state.
+    accuracy_before = accuracy if before is end else score(before, federation.test)[0]
     values["accuracy_before_mixing"] = summarise(accuracy_before, tested)[0]
     _, train_loss, trains = score(trained, federation.train)
     values["train_loss"] = summarise(train_loss, trains)[0]
