@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from manyheads.algorithms import DePRL, FedRep
+from manyheads.errors import UserError
 from manyheads.initial import random_heads
 
 
@@ -34,6 +36,35 @@ def test_random_heads_are_each_workers_own_and_a_function_of_its_id(lab, kind):
         assert torch.equal(same[name], ctx.initial.params[name])
     part = random_heads(ctx.model, ctx.seed, (2, 3))
     assert all(torch.equal(leaf, one[name][2:]) for name, leaf in part.items())
+
+
+class Prototypes(nn.Module):
+    """A head of the user's: distances to a point for each class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points = nn.Parameter(torch.randn(3, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return -torch.cdist(x, self.points)
+
+
+class Redrawn(Prototypes):
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.points)
+
+
+def test_a_head_of_the_users_own_is_drawn_as_it_says_or_refused(lab):
+    algorithm = DePRL(heads="random")
+
+    def first_heads(head: nn.Module) -> torch.Tensor:
+        net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.BatchNorm1d(6), head)
+        ctx = lab.opened(lab.tiny(algorithm, model=net, head="2")).ctx
+        return algorithm.init(ctx).params["head.3.points"]
+
+    assert len({tuple(row.flatten().tolist()) for row in first_heads(Redrawn())}) == 4
+    with pytest.raises(UserError, match="--heads random: Prototypes in the head cannot be drawn anew"):
+        first_heads(Prototypes())
 
 
 def test_opening_leaves_torchs_generator_alone(lab):

@@ -13,6 +13,7 @@ from manyheads.engine.phase import Engine
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.models import build
+from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split
 from manyheads.randomness import key, torch_seed
 from manyheads.tree import Params, stack
@@ -67,8 +68,20 @@ def random_heads(model: Split, seed: int, ids: tuple[int, ...]) -> Params:
         head = copy.deepcopy(model.get_submodule("head"))
         with torch_seed(key(seed, "heads", worker=worker)):
             for module in head.modules():
-                if isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv1d)):
-                    module.reset_parameters()
+                _draw_anew(module)
         return {f"head.{name}": p.detach() for name, p in head.named_parameters()}
 
     return stack(draw(worker) for worker in ids)
+
+
+def _draw_anew(module: nn.Module) -> None:
+    """Draw a module's own weights, not its children's, as torch's modules do when they are made."""
+    if isinstance(module, BatchNorm) or next(module.parameters(recurse=False), None) is None:
+        return
+    draw = getattr(module, "reset_parameters", None)
+    if draw is None:
+        raise UserError(
+            f"--heads random: {type(module).__name__} in the head cannot be drawn anew: give it a reset_parameters(), "
+            "as torch's modules have, or leave the heads the same."
+        )
+    draw()
