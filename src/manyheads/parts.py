@@ -47,17 +47,18 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
 
 
 def connect(experiment: Experiment) -> Mixing:
-    """Who mixes with whom in a complete experiment."""
+    """Who mixes with whom in an experiment."""
+    algorithm = experiment.algorithm
     return build_mixing(
         # A server or no exchange at all needs no graph; a ring then only says who is present.
-        "ring" if experiment.graph in ("server", "none") else experiment.graph,
+        "ring" if algorithm.server or algorithm.private == WHOLE else experiment.graph,
         experiment.workers,
         weights=experiment.weights or "metropolis",
         redraw=experiment.redraw,
         link_failure=experiment.link_failure,
         worker_failure=experiment.worker_failure,
         seed=experiment.seed,
-        allow_row_stochastic=experiment.algorithm.row_stochastic,
+        allow_row_stochastic=algorithm.row_stochastic,
     )
 
 

@@ -29,23 +29,16 @@ def _add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from manyheads import figures, topology
+    from manyheads.algorithms import DisPFL
     from manyheads.cli.options import given
     from manyheads.experiment import Experiment
     from manyheads.metrics.theorem import theorem_constants
+    from manyheads.parts import connect
     from manyheads.terminal import facts, waiting
 
-    experiment = Experiment(**given(args, Experiment))
-    mixing = topology.build_mixing(
-        experiment.graph,
-        experiment.workers,
-        weights=experiment.weights or "metropolis",
-        redraw=experiment.redraw,
-        link_failure=experiment.link_failure,
-        worker_failure=experiment.worker_failure,
-        seed=experiment.seed,
-        # A graph can be looked at before an algorithm is chosen; its notes say what P lacks.
-        allow_row_stochastic=True,
-    )
+    # A graph can be looked at before an algorithm is chosen: this one takes any, and notes say what P lacks.
+    experiment = Experiment(algorithm=DisPFL(), **given(args, Experiment))
+    mixing = connect(experiment)
     out = args.out or Path(f"graph-{experiment.graph.replace(':', '-')}-{experiment.workers}.png")
     figures.check_name(out)
     links = topology.edges(mixing)
