@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 
 from manyheads.algorithms import DPSGD, REGISTRY, DePRL, Local
 from manyheads.checkpoint import latest_round
+from manyheads.errors import UserError
 from manyheads.metrics.similarity import mean_off_diagonal
 from manyheads.rounds import run, train
 from manyheads.saver import Saver, restore
@@ -71,6 +72,22 @@ def test_a_run_is_taken_up_as_it_was(made):
     assert all(torch.equal(leaf, again.params[name]) for name, leaf in state.params.items())
     counted = other.session.ctx.network.traffic
     assert (counted.sent == traffic.sent).all() and counted.on_wire == 5
+
+
+def test_a_run_is_not_continued_with_another_net(lab, tmp_path: Path):
+    """A factory counts by its name, whatever it makes."""
+    hidden = 4
+
+    def net() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 3))
+
+    experiment, runtime = lab.tiny(DePRL(), model=net), replace(lab.cpu, out=tmp_path / "run")
+    list(train(experiment, runtime))
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    hidden = 5
+    with pytest.raises(UserError, match=r"begun with another net \(representation\.0\.weight differs\)"):
+        list(train(replace(experiment, rounds=9), runtime))
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", REGISTRY)

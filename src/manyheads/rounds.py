@@ -104,6 +104,7 @@ def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
     directory, processes, sites = saver.directory, session.processes, session.sites
     snapshot, notes = saver.load()
     session.notes.extend(notes)
+    state = restore(session, snapshot) if snapshot else session.experiment.algorithm.init(session.ctx)
     round = snapshot.round if snapshot else 0
     if sites:
         own, round = round, max(map(int, processes.texts(str(round))))
@@ -116,8 +117,7 @@ def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
         session.everyone.save(directory.path / PARTITION)
     if snapshot is None:
-        return round, session.experiment.algorithm.init(session.ctx), 0.0, 0.0
-    state = restore(session, snapshot)
+        return round, state, 0.0, 0.0
     if round == session.ctx.rounds:
         # Killed between its last checkpoint and its summary.
         saver.finish(state, directory.record(round))
