@@ -70,6 +70,8 @@ def test_no_accuracy_in_classes_of_the_workers_own(
         ({"x": np.full((5, 3), np.inf)}, "NaN or infinite"),
         ({"x": np.zeros((5, 3)), "y": np.zeros(4, int)}, "a class for each of the 5 samples"),
         ({"x": np.zeros((5, 3)), "y": np.zeros(5)}, "a class for each of the 5 samples"),
+        ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([-1, 3])}, "y goes from -1 to 3; the net's classes are 0 to 9"),
+        ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([1, 10])}, "y goes from 1 to 10; the net's classes are 0 to 9"),
         ({"x": np.array([{}, {}], dtype=object)}, "not an npz of plain arrays"),
     ],
 )

@@ -140,6 +140,7 @@ def test_arrays_in_memory_are_copied() -> None:
         ({"x_test": X}, "x or y but not both"),
         ({"y_test": Y}, "x or y but not both"),
         ({"x_test": X, "y_test": Y / 2}, "int64 for training and torch.float32 for test"),
+        ({"x_test": X.astype(np.uint8), "y_test": Y}, "x is float64 for training and uint8 for test, and bytes alone"),
         ({"x_test": X, "y_test": Y, "user": Y}, "users of one part only"),
         ({"num_classes": 3}, "has label 4, and num_classes is 3: give at least 5"),
     ],

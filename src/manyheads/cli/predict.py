@@ -62,7 +62,11 @@ def run(args: argparse.Namespace) -> None:
             f"{args.data}: samples are {list(x.shape[1:])}, the net takes {wanted}: give x [samples, ...] so."
         )
     probabilities = _predict(net, x)
-    classes = probabilities.argmax(1)
+    classes, num_classes = probabilities.argmax(1), probabilities.shape[1]
+    if y is not None and not ((y >= 0) & (y < num_classes)).all():
+        raise UserError(
+            f"{args.data}: y goes from {y.min()} to {y.max()}; the net's classes are 0 to {num_classes - 1}."
+        )
     if args.out is not None:
         with disk_errors(args.out), replacing(args.out) as file:
             np.savez(file, classes=classes, probabilities=probabilities)

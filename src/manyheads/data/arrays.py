@@ -74,11 +74,11 @@ def from_arrays(
     whole numbers 0..C-1 [samples], or floats [samples, ...] for a regression. ``user`` [samples] says who recorded a
     sample. Without a test part ``hold_out`` chooses one.
     """
-    inputs, targets = _samples(name, x, y)
     if x_test is None and y_test is None:
+        inputs, targets = _samples(name, x, y)
         who = None if user is None else _users(name, user, len(inputs))
         return _dataset(name, *_pools(inputs, targets, who, None), num_classes=num_classes)
-    inputs_test, targets_test = _samples(f"{name}: the test part", x_test, y_test)
+    (inputs, targets), (inputs_test, targets_test) = _both_parts(name, x, y, x_test, y_test)
     who = who_test = None
     if user is not None and user_test is not None:
         sizes = [len(inputs), len(inputs_test)]
@@ -174,7 +174,8 @@ def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
     if len(arrays) == 2:
         return _pools(*_samples(where, *arrays), None, None)
     if len(arrays) == 4:
-        return (*_samples(where, *arrays[:2]), None), (*_samples(f"{where}: the test part", *arrays[2:]), None)
+        train, test = _both_parts(where, *arrays)
+        return (*train, None), (*test, None)
     raise UserError(
         f"{where} has {len(arrays)} arrays; give (x, y), (x, y, x_test, y_test) or torch Datasets of (x, y)."
     )
@@ -229,6 +230,20 @@ def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int
     if split.shape != (len(x),) or not np.isin(split, ["train", "test"]).all():
         raise UserError(f"{path}: split must say 'train' or 'test' once for each of the {len(x)} samples.")
     return x, y, user, torch.from_numpy(split == "test"), num_classes
+
+
+def _both_parts(
+    where: str, x: Array, y: Array, x_test: Array, y_test: Array
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Inputs and targets of a train and a test part."""
+    parts = _samples(where, x, y), _samples(f"{where}: the test part", x_test, y_test)
+    kinds = [_numpy(inputs).dtype for inputs in (x, x_test)]
+    if (kinds[0] == np.uint8) != (kinds[1] == np.uint8):
+        raise UserError(
+            f"{where}: x is {kinds[0]} for training and {kinds[1]} for test, and bytes alone are scaled; "
+            "give both one type."
+        )
+    return parts
 
 
 def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
