@@ -27,6 +27,7 @@ from manyheads.data.federation import saved_content
 from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
+from manyheads.machine import cores
 from manyheads.parts import connect, deal, pick_device, resolve
 from manyheads.recipes import Recipe
 from manyheads.record import Record
@@ -153,10 +154,10 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
             yield News(number, "finished", job.rounds)
         else:
             waiting.append(number)
-    cores = runtime.threads or os.cpu_count() or 1
-    processes = 1 if pick_device(runtime.device).type == "cuda" else min(cores, len(waiting))
+    threads = runtime.threads or cores()
+    processes = 1 if pick_device(runtime.device).type == "cuda" else min(threads, len(waiting))
     if processes > 1:
-        yield from _in_processes(jobs, waiting, replace(runtime, threads=cores // processes), processes)
+        yield from _in_processes(jobs, waiting, replace(runtime, threads=threads // processes), processes)
     else:
         for number in waiting:
             yield from _run(number, jobs[number], runtime)

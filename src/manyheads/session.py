@@ -26,6 +26,7 @@ from manyheads.engine.workload import Transform, Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads
+from manyheads.machine import cores
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, needs_loop
 from manyheads.network.agreement import NOT_IN_SITES, compare, floor_in_sites, meet_sites, sizes_in_sites
@@ -180,7 +181,7 @@ def _engine(
         runtime.engine,
         workload,
         # The processes of a host share its cores.
-        threads=runtime.threads or max(1, (os.cpu_count() or 1) // processes.local_count),
+        threads=runtime.threads or max(1, cores() // processes.local_count),
         precision=Precision(str(experiment.precision), runtime.deterministic),
         extra_rows=experiment.algorithm.extra_rows,
         notes=notes,

@@ -1,7 +1,5 @@
 """Which engine runs a net on a device, and why."""
 
-import os
-
 from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.memory import choose_slots, free_memory, plan_memory, settle
@@ -13,6 +11,7 @@ from manyheads.engine.phase import Engine
 from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError, unknown
+from manyheads.machine import cores
 from manyheads.models.split import Split, needs_loop
 
 ENGINES = ("auto", "loop", "batched", "cuda-graphs")
@@ -41,7 +40,7 @@ def make_engine(
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     notes = [] if notes is None else notes
-    model, cores = workload.model, threads or os.cpu_count() or 1
+    model, threads = workload.model, threads or cores()
     on_gpu = workload.train.x.device.type == "cuda"
     if name == "cuda-graphs" and not on_gpu:
         raise UserError("engine 'cuda-graphs' needs a GPU: use --device cuda, or --engine auto.")
@@ -58,11 +57,11 @@ def make_engine(
     if name == "auto":
         name = "batched" if is_chain(model) and reason is None and workload.transform is None else "loop"
     if name == "loop":
-        return LocalEngine(workload, LoopKernel, chunk_size=1, threads=cores, name=name)
+        return LocalEngine(workload, LoopKernel, chunk_size=1, threads=threads, name=name)
     kernel = ChainKernel if is_chain(model) else VmapKernel
     row = sum(p.numel() * p.element_size() for p in model.parameters())
-    chunk = max(1, min(-(-len(workload.ids) // cores), _CHUNK_BYTES // max(row, 1)))
-    return LocalEngine(workload, kernel, chunk_size=chunk, threads=cores, name=name)
+    chunk = max(1, min(-(-len(workload.ids) // threads), _CHUNK_BYTES // max(row, 1)))
+    return LocalEngine(workload, kernel, chunk_size=chunk, threads=threads, name=name)
 
 
 def _only_loop(model: Split) -> str | None:

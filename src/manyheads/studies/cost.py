@@ -1,6 +1,5 @@
 """What trials will take, before they run: by records of runs alike where there are any, else estimated."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 
 from manyheads.data import Dataset
 from manyheads.data.dataset import RAW
+from manyheads.machine import cores
 from manyheads.recipes import step_seconds
 from manyheads.store.layout import EXPERIMENT, SUMMARY, read_description, read_object
 from manyheads.studies.trial import Trial
@@ -86,7 +86,7 @@ class Costs:
         model, batch = str(trial.experiment.model), trial.experiment.batch_size or 1
         if self.on_gpu:
             return train * passes * GPU_SECONDS_PER_SAMPLE.get(model.partition(":")[0], 1e-6)
-        return train * passes * step_seconds(model, batch) / batch / (os.cpu_count() or 1)
+        return train * passes * step_seconds(model, batch) / batch / cores()
 
 
 def total(estimates: Sequence[Estimate]) -> Estimate:
