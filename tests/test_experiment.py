@@ -1,8 +1,9 @@
 """What an experiment is: checked at the door, written down completely, known by its id."""
 
 import json
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import pytest
@@ -116,6 +117,30 @@ def test_the_text_is_complete_and_canonical():
     assert Experiment.from_json(experiment.to_json()) == experiment
     shuffled = json.dumps(dict(sorted(values.items(), reverse=True)))
     assert Experiment.from_json(shuffled).to_json() == experiment.to_json()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written(DePRL):
+    """As in a module with ``from __future__ import annotations``, in the words of older Pythons too."""
+
+    every: "Optional[int]" = None  # noqa: UP045
+    what: "Any" = None
+
+    name: ClassVar[str] = "written"
+
+
+def test_the_options_of_an_algorithm_of_ones_own_may_be_typed_in_any_way():
+    assert Experiment(algorithm=Written(every=2, what="x")).describe()["algorithm"]["every"] == 2
+    with pytest.raises(UserError, match=r"--every 'x' is of the wrong type: give int"):
+        Experiment(algorithm=Written(every="x"))  # pyright: ignore[reportArgumentType]
+
+
+def test_an_algorithm_of_ones_own_has_a_name_of_its_own():
+    class Variant(DePRL):
+        pass
+
+    with pytest.raises(UserError, match="Variant is called 'deprl', as another algorithm is"):
+        Experiment(algorithm=Variant())
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
 from torch import nn
 
-from manyheads.algorithms import Algorithm, get_algorithm
+from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.deprl import DePRL
 from manyheads.data.dataset import Dataset
 from manyheads.engine.phase import Loss
@@ -232,17 +232,23 @@ def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"algorithm {_shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
-    values, defaults = asdict(algorithm), option_defaults(type(algorithm))  # pyright: ignore[reportArgumentType]
-    for spec in fields(algorithm):  # pyright: ignore[reportArgumentType]
-        value = values[spec.name]
-        _check_type(spec.name, value, spec.type)
-        _check_choice(spec.name, value, spec.type)
+    kind = type(algorithm)
+    if REGISTRY.get(algorithm.name, kind) is not kind:
+        # Or its runs would pass for those of the other.
+        raise UserError(
+            f"{kind.__name__} is called '{algorithm.name}', as another algorithm is: give it a name of its own."
+        )
+    values, defaults = asdict(algorithm), option_defaults(kind)  # pyright: ignore[reportArgumentType]
+    types = get_type_hints(kind)
+    for name, value in values.items():
+        _check_type(name, value, types[name])
+        _check_choice(name, value, types[name])
         if isinstance(value, (int, float)):
-            _not_negative(algorithm, spec.name)
-        if spec.name.endswith("steps") and value is not None:
-            twin = spec.name.removesuffix("steps") + "epochs"
+            _not_negative(algorithm, name)
+        if name.endswith("steps") and value is not None:
+            twin = name.removesuffix("steps") + "epochs"
             if values.get(twin) != defaults.get(twin):
-                raise UserError(f"{flag(twin)} and {flag(spec.name)} exclude each other: give one.")
+                raise UserError(f"{flag(twin)} and {flag(name)} exclude each other: give one.")
 
 
 def _read_algorithm(stored: Mapping[str, Any]) -> Algorithm:
@@ -291,8 +297,11 @@ def _check_type(name: str, value: Any, kind: Any) -> None:
     """A field takes values of its types alone, or one of its words, which is looked at elsewhere."""
     if _words(kind):
         return
-    parts = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     types: list[type] = [get_origin(part) or part for part in parts]
+    if not all(isinstance(each, type) and each is not Any for each in types):
+        # Of an algorithm of the user's own, such as Any.
+        return
     also = [int] if float in types else []
     # Python counts True as a number.
     fits = bool in types if isinstance(value, bool) else isinstance(value, (*types, *also))
