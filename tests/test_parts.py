@@ -14,7 +14,7 @@ NO_RATES = {"lr": None, "head_lr": None, "decay": None}
 
 def complete(experiment: Experiment) -> Experiment:
     assert isinstance(experiment.data, Dataset)
-    return resolve(experiment, experiment.data, torch.device("cpu"))
+    return resolve(experiment, experiment.data.input_shape, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(

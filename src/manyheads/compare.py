@@ -84,7 +84,7 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experi
     for experiment in experiments:
         data = experiment.data
         dataset = load_once(data) if isinstance(data, str) else data
-        complete = resolve(experiment, dataset, device)
+        complete = resolve(experiment, dataset.input_shape, device)
         before = found.setdefault(complete.run_id, complete)
         if before.rounds != complete.rounds:
             given = f"--rounds {before.rounds} and {complete.rounds}"

@@ -16,15 +16,18 @@ from manyheads.recipes import Recipe, recipe_for
 from manyheads.topology import Mixing, build_mixing
 
 
-def resolve(experiment: Experiment, dataset: Dataset, device: torch.device | None = None) -> Experiment:
-    """The experiment with nothing left open; its precision only where a device is given to compute it on."""
+def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.device | None = None) -> Experiment:
+    """The experiment on samples of some shape with nothing left open.
+
+    The shape is looked at where the data have no name; the precision is settled only where a device is given.
+    """
     name = experiment.data if isinstance(experiment.data, str) else ""
     changes: dict[str, Any] = _exchange(experiment)
     if is_per_worker(name):
         changes["split"] = "natural"
     if device is not None:
         changes["precision"] = _precision(experiment, device)
-    recipe = recipe_for(name, tuple(dataset.x_train.shape[1:]))
+    recipe = recipe_for(name, input_shape)
     if experiment.schedule == "corollary":
         _check_rates(experiment, recipe)
     return replace(experiment.complete(recipe), **changes)

@@ -112,7 +112,7 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     sites = meet_sites(experiment, runtime, processes)
     own = sites.placement[processes.rank] if sites else None
     dataset = _load(experiment.data, own, runtime, progress)
-    asked, experiment = experiment, resolve(experiment, dataset, device)
+    asked, experiment = experiment, resolve(experiment, dataset.input_shape, device)
     if processes.count > 1:
         compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
     everyone, mixing = deal(experiment, dataset, own), connect(experiment)

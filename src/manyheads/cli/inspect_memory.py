@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
-    experiment = replace(resolve(asked, dataset), precision=asked.precision or "tf32")
+    experiment = replace(resolve(asked, dataset.input_shape), precision=asked.precision or "tf32")
     federation = deal(experiment, dataset)
     plan = plan_memory(
         initial_model(experiment, federation),

@@ -57,10 +57,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The options that are neither a default nor the data set's recipe."""
-    import torch
-
     from manyheads.algorithms import DePRL, get_algorithm
-    from manyheads.data import Dataset
     from manyheads.experiment import Experiment
     from manyheads.parts import resolve
     from manyheads.recipes import step_seconds
@@ -70,10 +67,8 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     except UserError:
         # One that is not registered: nobody knows what is usual for it.
         kind = DePRL
-    # One blank sample stands for the data, of which a recipe needs the name alone, or else the shape.
-    x, y = torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64)
-    blank = Dataset("blank", x, y, x, y, num_classes=1)
-    usual = resolve(Experiment(algorithm=kind(), data=str(description["data"])), blank).describe()
+    # Of data without a name the shape is not known here: their recipe is that of vectors.
+    usual = resolve(Experiment(algorithm=kind(), data=str(description["data"])), ()).describe()
     known = {**usual, **usual["algorithm"]}
     known["step_seconds"] = step_seconds(description["model"], description["batch_size"])
     if description["precision"] in ("float32", "tf32"):

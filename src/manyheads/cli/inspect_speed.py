@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
     asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
-    experiment = resolve(asked, dataset)
+    experiment = resolve(asked, dataset.input_shape)
     everything = data.federate(dataset, workers=1, split="iid", validation=0.0, seed=experiment.seed)
     model = initial_model(experiment, everything)
     with terminal.waiting(f"training {experiment.model}"):

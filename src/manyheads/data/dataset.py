@@ -44,6 +44,11 @@ class Dataset:
         if self.classes is not None and len(self.classes) != self.num_classes:
             raise UserError(f"{where}: {len(self.classes)} class names for {self.num_classes} classes; name each once.")
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(self.x_train.shape[1:])
+
     @cached_property
     def _digest(self) -> str:
         digest = hashlib.sha256()

@@ -153,7 +153,7 @@ def federate(
         validation=_shards(dataset.x_train, dataset.y_train, held_out, names),
         test=_shards(dataset.x_test, dataset.y_test, test, names),
         num_classes=dataset.num_classes,
-        input_shape=tuple(dataset.x_train.shape[1:]),
+        input_shape=dataset.input_shape,
         notes=notes,
     )
 

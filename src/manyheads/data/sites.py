@@ -49,7 +49,7 @@ def load(template: str, workers: range) -> Dataset:
 
 def _kind(data: Dataset) -> str:
     what = "numbers to predict" if data.num_classes is None else f"{data.num_classes} classes"
-    return f"samples {list(data.x_train.shape[1:])} of {what}"
+    return f"samples {list(data.input_shape)} of {what}"
 
 
 def _file(template: str, worker: int) -> Path:

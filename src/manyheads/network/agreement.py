@@ -54,7 +54,7 @@ def compare(
     options = experiment.describe()
     settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
     if in_sites:
-        data = {"samples of shape": list(dataset.x_train.shape[1:]), "number of classes": dataset.num_classes}
+        data = {"samples of shape": list(dataset.input_shape), "number of classes": dataset.num_classes}
     else:
         settings.append("out")
         data = {"content of the data": dataset.digest()[:12]}

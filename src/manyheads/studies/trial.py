@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
-import torch
-
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.data import Dataset
 from manyheads.errors import UserError
@@ -23,9 +21,6 @@ GRAPHS = {"ring": "ring", "random": "random:0.25", "full": "full"}
 
 _IN_EVERY_NAME = ("data", "algorithm", "split", "graph", "workers", "seed")
 _NOT_IN_NAMES = {*_IN_EVERY_NAME, "validation"}
-
-_ANY_SAMPLE = Dataset("", torch.zeros(1, 1), torch.zeros(1).long(), torch.zeros(1, 1), torch.zeros(1).long(), 1)
-"""Named data sets have recipes by name: an experiment on them is made complete without reading them."""
 
 _NOT_COMPARED = {"precision", "step_seconds"}
 """What a record need not share with its trial: how exactly it was computed, and what the simulated clock counts."""
@@ -178,7 +173,7 @@ QUICK = Size(workers=8, new_workers=4, rounds=4, every=2, seeds=(1,), stand_in="
 
 def complete(experiment: Experiment) -> Experiment:
     """The experiment with nothing left open, without reading a data set that has a name."""
-    return resolve(experiment, experiment.data if isinstance(experiment.data, Dataset) else _ANY_SAMPLE)
+    return resolve(experiment, experiment.data.input_shape if isinstance(experiment.data, Dataset) else ())
 
 
 def joined(trial: Trial, new: NewWorkers, **place: Any) -> Trial:
