@@ -10,6 +10,7 @@ import pytest
 import safetensors
 import torch
 
+from manyheads import Experiment, Runtime, from_arrays, train
 from manyheads.cli import main
 from manyheads.store import Run
 
@@ -41,6 +42,17 @@ def test_two_heads_in_double_precision(tmp_path: Path) -> None:
     words = ["--workers", "3", "--rounds", "1", "--model", "mlp:8", "--precision", "float64", "--quiet"]
     assert main(["train", "fedrod", *words, "--out", str(run)]) == 0
     assert len(_use(run, 0, tmp_path / "model.safetensors")["heads"]) == 2
+
+
+def test_arrays_and_a_loss_that_only_python_can_give_are_not_needed(tmp_path: Path) -> None:
+    def squared(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output[:, 0] - y).square()
+
+    data = from_arrays(torch.rand(60, 4), torch.rand(60))
+    experiment = Experiment(data=data, loss=squared, split="iid", workers=2, rounds=1)
+    (record,) = train(experiment, Runtime(out=tmp_path / "run", device="cpu"))
+    about = _use(tmp_path / "run", 1, tmp_path / "model.safetensors")
+    assert about["data"]["kind"] == "arrays" and about["run_id"] == record.run_id
 
 
 @pytest.mark.parametrize(

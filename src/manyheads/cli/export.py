@@ -50,21 +50,23 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from manyheads.files import write_tensors
     from manyheads.store import Run
+    from manyheads.store.layout import EXPERIMENT, read_description
 
     run = Run.open(args.directory)
-    net = run.model(args.worker)
-    experiment = run.experiment
+    net, summary = run.model(args.worker), run.summary()
+    # As it stands: arrays and a loss that only Python can give are not needed.
+    given = read_description(run.path / EXPERIMENT) or {}
     about = {
         **run.describe_model(),
-        "net": experiment.model,
-        "head": experiment.head,
-        "norm": experiment.norm,
+        "net": given["model"],
+        "head": given["head"],
+        "norm": given["norm"],
         "heads": net.head_names,
-        "algorithm": experiment.algorithm.name,
-        "data": experiment.data,
-        "relabel": experiment.relabel,
+        "algorithm": given["algorithm"]["name"],
+        "data": given["data"],
+        "relabel": given["relabel"],
         "worker": args.worker,
-        "run_id": experiment.run_id,
+        "run_id": summary["run_id"] if summary else None,
         "load": _LOAD,
     }
     write_tensors(args.out, net.state_dict(), {"format": "pt", "manyheads": json.dumps(about)})

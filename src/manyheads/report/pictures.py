@@ -167,7 +167,7 @@ def graph(
         at = _fractions(axes, places).tolist()
         hover = [(*at[worker], f"worker {worker} · {show(value)}") for worker, value in values.items()]
         said = f"lowest {show(min(values.values()))}, highest {show(max(values.values()))}" if values else "no values"
-        return _finish(name, figure, f"{title}: {len(places)} workers coloured by accuracy, {said}.", {"points": hover})
+        return _finish(name, figure, f"{title}: {len(places)} workers coloured by score, {said}.", {"points": hover})
 
 
 def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[float, float]) -> Picture:
