@@ -127,7 +127,7 @@ def test_commands_are_understood(page, monkeypatch):
             case ["python", script, *_] if script.endswith(".py"):
                 assert (ROOT / script).exists()
             case ["manyheads" | ".venv/bin/manyheads" | "torchrun", *argv]:
-                assert cli.main(argv[argv.index("manyheads") + 1 :] if words[0] == "torchrun" else argv) == 0, words
+                assert cli.main(argv[argv.index("-m") + 2 :] if words[0] == "torchrun" else argv) == 0, words
                 if asked and "source" in asked[0] and asked[0].source is None:
                     assert experiments(asked[0])
             case [tool, *_]:

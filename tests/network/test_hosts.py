@@ -64,7 +64,14 @@ def torchrun(host: str, number: int, out: Path, log: Path) -> subprocess.Popen[b
     meeting = f"is_host={is_host},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"
     options = (
         *("--nnodes", f"1:{HOSTS}", "--nproc-per-node", 1, "--max-restarts", 3),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"10.77.0.{MEETING_PLACE + 1}:{PORT}", "--rdzv-id", "hosts"),
+        *(
+            "--rdzv-backend",
+            "manyheads",
+            "--rdzv-endpoint",
+            f"10.77.0.{MEETING_PLACE + 1}:{PORT}",
+            "--rdzv-id",
+            "hosts",
+        ),
         *("--rdzv-conf", meeting, "--local-addr", f"10.77.0.{number + 1}"),
     )
     program = (sys.executable, "-m", "torch.distributed.run", *options, "-m", "manyheads", *TRAIN, *REST, "--out", out)
@@ -76,8 +83,6 @@ def torchrun(host: str, number: int, out: Path, log: Path) -> subprocess.Popen[b
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "eth",
-        # Else torchrun goes on asking the store of a first host that is gone.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     command = ["ip", "netns", "exec", host, *map(str, program)]
     with log.open("wb") as file:

@@ -1,0 +1,90 @@
+"""``torchrun --rdzv-backend manyheads``: machines meet as with c10d, and where they do not, one line says so.
+
+torchrun finds this by the package's entry point and runs it before anything else of manyheads.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+
+def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
+    """What torchrun asks the entry point for."""
+    return _meet
+
+
+def _meet(params: RendezvousParameters) -> RendezvousHandler:
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
+    # Else torchrun (as of 2.13) can neither go on without the machine of process 0 nor take in one that comes later.
+    os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    with _one_line(params):
+        backend, store = create_backend(params)
+        return _Meeting(create_handler(store, backend, params), params)
+
+
+class _Meeting(RendezvousHandler):
+    """torchrun's own handler, with other words at the end."""
+
+    def __init__(self, handler: RendezvousHandler, params: RendezvousParameters) -> None:
+        self._handler, self._params = handler, params
+
+    def get_backend(self) -> str:
+        return self._params.backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        return self._handler.use_agent_store
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        with _one_line(self._params):
+            return self._handler.next_rendezvous()
+
+    def is_closed(self) -> bool:
+        with _one_line(self._params):
+            return self._handler.is_closed()
+
+    def set_closed(self) -> None:
+        with _one_line(self._params):
+            self._handler.set_closed()
+
+    def num_nodes_waiting(self) -> int:
+        with _one_line(self._params):
+            return self._handler.num_nodes_waiting()
+
+    def get_run_id(self) -> str:
+        return self._handler.get_run_id()
+
+    def shutdown(self) -> bool:
+        return self._handler.shutdown()
+
+
+@contextmanager
+def _one_line(params: RendezvousParameters) -> Iterator[None]:
+    """What keeps machines from meeting ends torchrun with status 1 and one line."""
+    try:
+        yield
+    except RendezvousTimeoutError:
+        raise SystemExit(
+            f"manyheads: fewer than {params.min_nodes} machines came to {params.endpoint} in time: start the same "
+            "command on the others, or give them longer with --rdzv-conf join_timeout=SECONDS."
+        ) from None
+    except RendezvousConnectionError:
+        raise SystemExit(
+            f"manyheads: no answer from {params.endpoint}, where the machines meet: see that torchrun runs there and "
+            "its port is open, and start again."
+        ) from None
+    except RendezvousClosedError:
+        raise SystemExit(
+            f"manyheads: the machines that met as {params.run_id!r} have ended: start all of them again."
+        ) from None
