@@ -2,12 +2,14 @@
 
 import json
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Optional
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, Local
@@ -230,6 +232,21 @@ def test_objects_are_known_by_their_content(lab, dtype):
         Experiment.from_json(experiment.to_json())
     again = Experiment.from_json(experiment.to_json(), data=experiment.data, model=net)
     assert again.run_id == experiment.run_id
+
+
+class Smoothed:
+    def __call__(self, output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(output, y, reduction="none")
+
+
+def test_functions_are_known_by_their_names_in_every_process():
+    def loss(**options: Any) -> dict[str, str]:
+        return Experiment(loss=partial(F.cross_entropy, reduction="none", **options)).describe()["loss"]
+
+    assert loss() == {"kind": 'function torch.nn.functional.cross_entropy(reduction="none")'}
+    assert loss(label_smoothing=0.1) != loss(label_smoothing=0.2)
+    assert loss(weight=torch.ones(3)) == loss(weight=torch.ones(3)) != loss(weight=torch.ones(3) / 3)
+    assert Experiment(loss=Smoothed()).run_id == Experiment(loss=Smoothed()).run_id
 
 
 def test_the_runtime_is_no_part_of_the_id():

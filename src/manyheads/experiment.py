@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from math import isfinite
 from pathlib import Path
 from types import NoneType, UnionType
@@ -335,11 +336,21 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Dataset):
         return {"kind": "arrays", "name": value.name, "sha256": value.digest()}
-    if isinstance(value, nn.Module):
+    if isinstance(value, (nn.Module, torch.Tensor)):
         digest = hashlib.sha256(repr(value).encode())
-        for tensor in value.state_dict().values():
+        for tensor in value.state_dict().values() if isinstance(value, nn.Module) else [value]:
             # As bytes: numpy does not know every type.
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return {"kind": f"module {type(value).__qualname__}", "sha256": digest.hexdigest()}
-    name = f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', repr(value))}"
-    return {"kind": f"function {name}"}
+        kind = f"module {type(value).__qualname__}" if isinstance(value, nn.Module) else "tensor"
+        return {"kind": kind, "sha256": digest.hexdigest()}
+    return {"kind": f"function {_function_name(value)}"}
+
+
+def _function_name(function: Any) -> str:
+    """What a function of the user's is known by, in every process: its name, or that of its class."""
+    if isinstance(function, partial):
+        words = [json.dumps(_plain(value)) for value in function.args]
+        words += [f"{name}={json.dumps(_plain(value))}" for name, value in function.keywords.items()]
+        return f"{_function_name(function.func)}({', '.join(words)})"
+    named = function if getattr(function, "__qualname__", None) else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
