@@ -1,17 +1,12 @@
 """``python -m manyheads.demo``: personal heads against one model for all, where every worker names classes its own way.
 
-The same is a single command, which is shown; what this adds is the picture of how they learn.
+The same is a single command, which is shown; the picture is the one of its report that tells how they learn.
 """
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from manyheads.cli import main as manyheads
-
-if TYPE_CHECKING:
-    from manyheads.report.collect import Finished
 
 FOLDER = Path("runs", "demo")
 
@@ -32,27 +27,8 @@ def main() -> int:
     print(f"{_INTRODUCTION}\n$ manyheads {' '.join(COMMAND)}", flush=True)
     if status := manyheads(COMMAND):
         return status
-    from manyheads.figures import learning_curves
-    from manyheads.report import collect
-
-    comparison = collect(FOLDER)
-    curves = [(system.label, mean_curve(comparison.cells[i, 0])) for i, system in enumerate(comparison.systems)]
-    picture = FOLDER / "learning-curves.png"
-    learning_curves(curves, picture)
-    print(picture)
+    print(FOLDER / "figures" / "learning-rounds.png")
     return 0
-
-
-def mean_curve(runs: "Sequence[Finished]") -> list[dict[str, float]]:
-    """Accuracy and majority floor by round, means over seeds."""
-    from manyheads.report.numbers import at_end, curve
-
-    found, floor = curve(runs, "round", "accuracy_mean"), at_end(runs, "majority_floor")
-    assert found is not None and floor is not None, "digits have classes"
-    return [
-        {"round": round, "accuracy_mean": accuracy, "majority_floor": floor.mean}
-        for round, accuracy in zip(found.x.tolist(), found.y.tolist(), strict=True)
-    ]
 
 
 if __name__ == "__main__":

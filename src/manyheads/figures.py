@@ -1,6 +1,6 @@
-"""Pictures of runs, graphs and splits in one style that colour-blind people can read, as PNG or SVG."""
+"""Pictures of graphs and splits, and the style of all pictures, which colour-blind people can read."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,47 +27,6 @@ _SIZE = 9.0
 
 _MOST_NAMED = 64
 """From here on the workers' numbers no longer fit into a graph's dots."""
-
-
-def learning_curves(
-    runs: Sequence[tuple[str, Sequence[Mapping[str, Any]]]], out: Path, y: str = "accuracy_mean"
-) -> None:
-    """One curve per run, named at its right end: ``y`` against rounds, over the majority floor where that applies.
-
-    ``runs`` holds (label, rows of metrics.jsonl).
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    figure = _figure(7.2, 4.2)
-    axes = figure.add_subplot()
-    _plain(axes)
-    axes.grid(axis="y", color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
-    part_of_one = y.startswith("accuracy")
-    scale = 100 if part_of_one else 1
-    ends: list[tuple[float, str, str]] = []
-    last = max((row["round"] for _, rows in runs for row in rows), default=1)
-    for (label, rows), colour in zip(runs, _cycle(len(runs)), strict=True):
-        points = [(row["round"], scale * row[y]) for row in rows if row.get(y) is not None]
-        if not points:
-            continue
-        rounds, values = zip(*points, strict=True)
-        marker = "o" if len(points) == 1 else ""
-        axes.plot(rounds, values, color=colour, linewidth=2, solid_capstyle="round", marker=marker, clip_on=False)
-        ends.append((values[-1], label, colour))
-    if part_of_one:
-        floors = {round(row["majority_floor"], 3) for _, rows in runs for row in rows[:1] if row.get("majority_floor")}
-        for floor in sorted(floors):
-            axes.axhline(scale * floor, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-            ends.append((scale * floor, "majority floor", FAINT))
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g} %")
-    axes.set_xlim(0, last)
-    axes.margins(y=0.08)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _name_ends(figure, axes, ends)
-    axes.set_xlabel("round")
-    _title(axes, _YLABELS.get(y, y.replace("_", " ")))
-    _save(figure, out)
 
 
 def class_map(counts: np.ndarray, out: Path) -> None:
@@ -98,14 +57,11 @@ def class_map(counts: np.ndarray, out: Path) -> None:
     _save(figure, out)
 
 
-def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path, values: np.ndarray | None = None) -> None:
-    """Workers at their places ``layout`` [N, 2], joined by ``edges``; coloured by ``values`` [N] where given.
-
-    Of very many edges only MOST_LINKS are drawn.
-    """
+def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path) -> None:
+    """Workers at their places ``layout`` [N, 2], joined by ``edges``, of which at most MOST_LINKS are drawn."""
     from matplotlib.collections import LineCollection
 
-    figure = _figure(6.0 if values is None else 6.8, 6.0)
+    figure = _figure(6.0, 6.0)
     axes = figure.add_subplot()
     num_workers = len(layout)
     # Many lines are drawn lighter, so that a dense graph stays a graph and does not become a blot.
@@ -114,27 +70,14 @@ def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path, value
     axes.add_collection(LineCollection(segments, colors=FAINT, linewidths=0.4 + strength, alpha=strength))
     named = num_workers <= _MOST_NAMED
     size = min(420.0, 9000.0 / num_workers) if named else max(6.0, 4000.0 / num_workers)
-    colour: dict[str, Any] = {"color": COLOURS[0]} if values is None else {"c": values, "cmap": "viridis"}
-    dots = axes.scatter(layout[:, 0], layout[:, 1], s=size, zorder=2, edgecolors="white", linewidths=1.2, **colour)
+    axes.scatter(layout[:, 0], layout[:, 1], s=size, zorder=2, color=COLOURS[0], edgecolors="white", linewidths=1.2)
     if named:
-        dark = np.ones(num_workers, bool) if values is None else np.asarray(dots.norm(values)) < 0.6
+        text: Any = {"color": "white", "ha": "center", "va": "center_baseline", "zorder": 3}
         for worker, (x, y) in enumerate(layout):
-            ink = "white" if dark[worker] else INK
-            axes.text(
-                x,
-                y,
-                str(worker),
-                color=ink,
-                fontsize=min(_SIZE, 0.42 * size**0.5 + 1),
-                ha="center",
-                va="center_baseline",
-                zorder=3,
-            )
+            axes.text(x, y, str(worker), fontsize=min(_SIZE, 0.42 * size**0.5 + 1), **text)
     axes.set_aspect("equal")
     axes.margins(0.08)
     axes.set_axis_off()
-    if values is not None:
-        _scale(figure, dots, [axes], "")
     _save(figure, out)
 
 
@@ -150,14 +93,6 @@ def check_name(out: Path) -> None:
     """Refuse a file whose name does not end like a picture's."""
     if out.suffix not in FORMATS:
         raise UserError(f"{out} is no picture that can be written: end its name with {', '.join(FORMATS)}.")
-
-
-_YLABELS = {
-    "accuracy_mean": "accuracy, mean over workers",
-    "accuracy_worst10": "accuracy of the worst tenth of the workers",
-    "accuracy_before_mixing": "accuracy before mixing, mean over workers",
-    "accuracy_validation": "validation accuracy, mean over workers",
-}
 
 
 def _figure(width: float, height: float) -> "Figure":
@@ -178,37 +113,6 @@ def _plain(axes: "Axes") -> None:
 
 def _title(axes: "Axes", text: str) -> None:
     axes.set_title(text, loc="left", color=INK, fontsize=_SIZE + 2, pad=10)
-
-
-def _cycle(count: int) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(count)]
-
-
-def _name_ends(figure: "Figure", axes: "Axes", ends: list[tuple[float, str, str]]) -> None:
-    """A label at the right end of each curve, in its colour, moved apart where they would overlap."""
-    low, high = axes.get_ylim()
-    gap = (high - low) * 1.35 * _SIZE / 72 / (figure.get_figheight() - 1.1)
-    places = spread([value for value, _, _ in ends], gap)
-    for (value, label, colour), place in zip(ends, places, strict=True):
-        axes.annotate(
-            label,
-            xy=(1, value),
-            xytext=(1.03, place),
-            xycoords=axes.get_yaxis_transform(),
-            textcoords=axes.get_yaxis_transform(),
-            color=colour,
-            fontsize=_SIZE,
-            va="center_baseline",
-            annotation_clip=False,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colour,
-                "linewidth": 0.6,
-                "shrinkA": 0,
-                "shrinkB": 3,
-                "relpos": (0, 0.55),
-            },
-        )
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:
