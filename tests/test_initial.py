@@ -67,6 +67,14 @@ def test_a_head_of_the_users_own_is_drawn_as_it_says_or_refused(lab):
         first_heads(Prototypes())
 
 
+def test_the_first_weights_lie_as_those_of_a_checkpoint_do(lab):
+    """Another order in memory gives other last bits: a run that was continued would not end as one that was not."""
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    net[0].weight = nn.Parameter(torch.randn(6, 5).T)
+    ctx = lab.opened(lab.tiny(DePRL(), model=net)).ctx
+    assert all(leaf[0].is_contiguous() for leaf in ctx.initial.params.values())
+
+
 def test_opening_leaves_torchs_generator_alone(lab):
     torch.manual_seed(11)
     before = torch.get_rng_state()

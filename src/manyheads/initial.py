@@ -51,9 +51,11 @@ def place(leaves: Params, engine: Engine, device: torch.device) -> Params:
 
 def first_state(model: Split, num_workers: int, engine: Engine, device: torch.device) -> State:
     """The same weights for every worker, in memory for one: nobody writes into a state."""
-    params = {name: p.detach().clone() for name, p in model.named_parameters()}
+    # In a checkpoint's order: how a user's weights lie in memory would decide last bits, until the run is continued.
+    plain = torch.contiguous_format
+    params = {name: p.detach().clone(memory_format=plain) for name, p in model.named_parameters()}
     persistent = model.state_dict().keys()
-    buffers = {name: b.clone() for name, b in model.named_buffers() if name in persistent}
+    buffers = {name: b.clone(memory_format=plain) for name, b in model.named_buffers() if name in persistent}
 
     def everyone(leaves: Params) -> Params:
         return {name: leaf.expand(num_workers, *leaf.shape) for name, leaf in place(leaves, engine, device).items()}
