@@ -1,6 +1,7 @@
 """What every engine promises besides its numbers: arguments left alone, bits that are a worker's own, true scores."""
 
 import time
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -212,6 +213,24 @@ def test_evaluate_is_a_hand_count(make, net):
         assert float(result.metric[row]) == pytest.approx(hits / shards.sizes[row], rel=1e-12)
         assert float(result.loss[row]) == pytest.approx(loss / shards.sizes[row], rel=1e-10)
     assert result.metric[1].isnan() and result.loss[1].isnan()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", ["loop", "chain", "vmap"])
+def test_nobody_holds_on_to_rows(make, phase, kind, threads):
+    """A round's state is all of the memory: one that nobody looks at any more must not stay."""
+    p = make("mlp")
+    engine = p.engine(kind, threads=threads)
+
+    def work() -> list[weakref.ref]:
+        arrays = [leaf.numpy().copy() for leaf in p.params.values()]
+        params = dict(zip(p.params, map(torch.from_numpy, arrays), strict=True))
+        engine.fit(params, p.buffers, phase(update=HEAD), 0)
+        engine.evaluate(params, p.buffers, p.work.train)
+        engine.gradient(params, p.buffers, phase(), 0)
+        return [weakref.ref(array) for array in arrays]
+
+    assert all(array() is None for array in work())
 
 
 def test_evaluate_weighs_samples(make):

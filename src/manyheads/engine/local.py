@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import TypeVar
+from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ class LocalEngine:
         # Modules that draw from torch's own generator share it, so they run one after another.
         self.seeded = needs_loop(workload.model) is not None
         self.threads = 1 if self.seeded or self.device.type != "cpu" else threads
-        self._own = threading.local()
+        self._own, self._replicas = threading.local(), WeakSet[Split]()
         self._pool: ThreadPoolExecutor | None = None
         self._stopped = threading.Event()
 
@@ -253,10 +254,26 @@ class LocalEngine:
         """This thread's own copy of the net: a module can be pointed at one worker at a time only."""
         if getattr(self._own, "model", None) is None:
             self._own.model = copy.deepcopy(self.work.model)
+            self._replicas.add(self._own.model)
         return self._own.model
 
+    def _let_go(self) -> None:
+        """Point the replicas at the first weights: one that stays at a worker's row keeps all rows in memory."""
+        first, kept = self.work.model, self.work.model.state_dict().keys()
+        params = {name: parameter.detach().unsqueeze(0) for name, parameter in first.named_parameters()}
+        buffers = {name: buffer.unsqueeze(0) for name, buffer in first.named_buffers() if name in kept}
+        for model in self._replicas:
+            point_at(model, params, buffers, 0)
+
     def _each(self, work: Callable[..., Result], items: Sequence) -> list[Result]:
-        """``work`` on every item, one single-threaded thread per core, results in order."""
+        """``work`` on every item, results in order."""
+        try:
+            return self._in_threads(work, items)
+        finally:
+            self._let_go()
+
+    def _in_threads(self, work: Callable[..., Result], items: Sequence) -> list[Result]:
+        """One single-threaded thread per core."""
         # Whatever the caller's mode: a thread has one of its own.
         run = torch.enable_grad()(work)
         if self.device.type != "cpu":
