@@ -35,6 +35,7 @@ from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.store import RunDirectory
 from manyheads.store.layout import EXPERIMENT, PARTITION
+from manyheads.topology import brief
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
         differing = [
             name for name in table if name not in implied and any(other[name] != table[name] for other in alike)
         ]
-        values = [f"{name.replace('_', ' ')} {table[name]}" for name in differing]
+        values = [f"{name.replace('_', ' ')} {brief(str(table[name]))}" for name in differing]
         found.append(", ".join([table["algorithm"], *values]))
     return found
 

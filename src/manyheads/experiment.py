@@ -56,7 +56,7 @@ class Experiment:
     validation: float = 0.1
     """Part of each train shard held out for validation."""
     graph: str = "ring"
-    """Graph: ring, random:P, full, torus, exponential, regular:D, star, one-peer-exponential, in-neighbours:K."""
+    """ring, random:P, full, torus, exponential, regular:D, star, one-peer-exponential, in-neighbours:K, links:I-J..."""
     weights: Literal["metropolis", "uniform", "max-degree", "lazy"] | None = None
     """Mixing weights. Default: metropolis (uniform for algorithms that say so)."""
     redraw: bool = False

@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> None:
     # A graph can be looked at before an algorithm is chosen: this one takes any, and notes say what P lacks.
     experiment = Experiment(algorithm=DisPFL(), **given(args, Experiment))
     mixing = connect(experiment)
-    out = args.out or Path(f"graph-{experiment.graph.replace(':', '-')}-{experiment.workers}.png")
+    slug = "links" if experiment.graph.startswith("links:") else experiment.graph.replace(":", "-")
+    out = args.out or Path(f"graph-{slug}-{experiment.workers}.png")
     figures.check_name(out)
     links = topology.edges(mixing)
     with waiting("measuring"):

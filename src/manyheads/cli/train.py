@@ -94,10 +94,11 @@ def _default_out(session: "Session") -> Path:
 
 def _headline(session: "Session") -> str:
     from manyheads.terminal import rounds
+    from manyheads.topology import brief
 
     given, count = session.experiment, session.processes.count
     where = f"{session.engine} engine, {session.device}" + (f", {count} processes" if count > 1 else "")
-    graph = "no graph" if given.graph == "none" else given.graph
+    graph = "no graph" if given.graph == "none" else brief(given.graph)
     return (
         f"{given.algorithm.title} on {given.data}: {given.workers} workers, {given.split}, {graph}, "
         f"{given.model}, {rounds(session.ctx.rounds)} ({where})"

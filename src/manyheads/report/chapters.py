@@ -9,7 +9,7 @@ from manyheads.algorithms import REGISTRY
 from manyheads.figures import MOST_LINKS
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, slugs
+from manyheads.report.comparison import Comparison, shown, slugs
 from manyheads.report.mixing import steady_mixing
 from manyheads.report.numbers import Curve, curve, majority_floor, sorted_workers, worker_accuracies
 from manyheads.report.pictures import Axis, Line, Picture
@@ -146,7 +146,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
         if found:
             run, mixing = line.runs[0], steady_mixing(line.runs[0])
             graph = run.options["graph"]
-            title = f"{line.label}, {'no exchange' if line.silent else graph}"
+            title = f"{line.label}, {'no exchange' if line.silent else shown(graph)}"
             links = edges(mixing) if run.on_graph else []
             most = max(most, len(links))
             args = (layout(mixing), links, found, limits, show)

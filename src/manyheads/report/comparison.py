@@ -13,6 +13,7 @@ from manyheads.algorithms import REGISTRY
 from manyheads.compare import follow_from_data
 from manyheads.errors import UserError, flag
 from manyheads.report.collect import Finished, Found, find_runs
+from manyheads.topology import brief
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw"})
 """What an algorithm without neighbours does not look at."""
@@ -182,7 +183,7 @@ def shown(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
-    return "default" if value is None else str(value)
+    return "default" if value is None else brief(str(value))
 
 
 def slugs(labels: Iterable[str]) -> list[str]:

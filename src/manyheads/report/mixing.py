@@ -99,7 +99,9 @@ def _name(run: Finished) -> str:
     """A run's graph and what else makes its mixing."""
     options = _options(run)
     usual = {"weights": "metropolis", "redraw": False, "link_failure": 0.0, "worker_failure": 0.0}
-    return ", ".join([options["graph"], *(f"{words(n)} {shown(options[n])}" for n in usual if options[n] != usual[n])])
+    return ", ".join(
+        [shown(options["graph"]), *(f"{words(n)} {shown(options[n])}" for n in usual if options[n] != usual[n])]
+    )
 
 
 def _powers(constants: TheoremConstants | None) -> tuple[str, ...]:

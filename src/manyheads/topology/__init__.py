@@ -1,6 +1,6 @@
 """Who mixes with whom and with which weights: graph specs, mixing matrices by round, their checks and pictures."""
 
-from manyheads.topology.graphs import Graph, parse_graph
+from manyheads.topology.graphs import Graph, brief, parse_graph
 from manyheads.topology.layout import edges, layout
 from manyheads.topology.mixing import WEIGHTS, GraphMixing, build_mixing
 from manyheads.topology.rows import Mixing, Rows, check
@@ -13,6 +13,7 @@ __all__ = [
     "Mixing",
     "Rows",
     "Spectrum",
+    "brief",
     "build_mixing",
     "check",
     "describe",

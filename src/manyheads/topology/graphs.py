@@ -1,6 +1,8 @@
-"""Graph specs such as ``ring`` or ``random:0.25``, and the links they stand for."""
+"""Graph specs such as ``ring``, ``random:0.25`` or ``links:0-1,1-2``, and the links they stand for."""
 
 import math
+import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,6 +10,9 @@ import numpy as np
 
 from manyheads.errors import UserError, unknown
 from manyheads.randomness import generator
+
+_NAMED = re.compile(r"[0-9]{1,9}-[0-9]{1,9}(,[0-9]{1,9}-[0-9]{1,9})*")
+_SHOWN_LINKS = 4
 
 Pairs = tuple[np.ndarray, np.ndarray]
 """(receivers, senders), each [pairs] int64, in any order."""
@@ -19,8 +24,13 @@ class Graph:
 
     family: str
     number: float | None = None
+    named: tuple[tuple[int, int], ...] = ()
+    """The links that a user names one by one."""
 
     def __str__(self) -> str:
+        if self.named:
+            shown = ",".join(f"{i}-{j}" for i, j in self.named[:_SHOWN_LINKS])
+            return f"links:{shown}" + (f",... ({len(self.named)})" if len(self.named) > _SHOWN_LINKS else "")
         return self.family if self.number is None else f"{self.family}:{self.number}"
 
     @property
@@ -36,6 +46,9 @@ class Graph:
     @property
     def balanced(self) -> bool:
         """Whether uniform weights are doubly stochastic on it: everyone hears, and is heard by, equally many."""
+        if self.named:
+            degrees = Counter(worker for link in set(map(frozenset, self.named)) for worker in link)
+            return len(set(degrees.values())) == 1
         return self.family not in ("random", "star", "in-neighbours")
 
 
@@ -52,14 +65,19 @@ class Links:
 
 
 def parse_graph(spec: str) -> Graph:
-    """Read a spec: a name, and for random graphs a number after a colon."""
+    """Read a spec: a name, and after a colon a random graph's number or the links of one's own."""
     family, colon, text = spec.partition(":")
+    if family == "links":
+        if not _NAMED.fullmatch(text):
+            raise UserError(f"graph '{spec[:40]}': links takes pairs of workers, as in '{_EXAMPLES[family]}'.")
+        pairs = (pair.split("-") for pair in text.split(","))
+        return Graph(family, named=tuple((int(i), int(j)) for i, j in pairs))
     if family in _FIXED:
         if colon:
             raise UserError(f"graph '{spec}': {family} takes no number; write '{family}'.")
         return Graph(family)
     if family not in _RANDOM:
-        raise unknown("graph", family, [*_FIXED, *_RANDOM])
+        raise unknown("graph", family, [*_FIXED, *_RANDOM, "links"])
     probability = family == "random"
     try:
         number = float(text) if probability else int(text)
@@ -71,8 +89,19 @@ def parse_graph(spec: str) -> Graph:
     raise UserError(f"graph '{spec}': {family} takes {wanted}, as in '{_EXAMPLES[family]}'.")
 
 
+def brief(spec: str) -> str:
+    """A spec for people: of links that are named one by one, the first few."""
+    return str(parse_graph(spec)) if spec.startswith("links:") else spec
+
+
 def fixed_links(graph: Graph, num_workers: int) -> list[Links]:
     """The rounds of one period of a graph that is not drawn."""
+    if graph.named:
+        pairs = np.array(graph.named)
+        for i, j in graph.named:
+            if i == j or max(i, j) >= num_workers:
+                raise UserError(f"graph {graph}: {i}-{j} links no two of the workers 0 to {num_workers - 1}.")
+        return [_links(num_workers, (pairs[:, 0], pairs[:, 1]), graph.directed)]
     return [_links(num_workers, pairs, graph.directed) for pairs in _FIXED[graph.family](num_workers)]
 
 
@@ -229,4 +258,9 @@ _RANDOM: dict[str, Callable[[int, float, np.random.Generator], Pairs]] = {
 }
 """(number of workers, the spec's number, generator) -> one draw."""
 
-_EXAMPLES = {"random": "random:0.25", "regular": "regular:4", "in-neighbours": "in-neighbours:10"}
+_EXAMPLES = {
+    "random": "random:0.25",
+    "regular": "regular:4",
+    "in-neighbours": "in-neighbours:10",
+    "links": "links:0-1,1-2,0-2",
+}

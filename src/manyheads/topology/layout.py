@@ -21,7 +21,8 @@ def edges(mixing: Mixing, round: int = 0) -> list[tuple[int, int]]:
 def layout(mixing: Mixing) -> np.ndarray:
     """A place for every worker, the same every time: [N, 2] within -1..1.
 
-    A grid for a torus, a hub in the middle for a star, springs for random graphs (in round 0), and a circle for others.
+    A grid for a torus, a hub in the middle for a star, springs for random graphs (in round 0) and links of the user's
+    own, and a circle for others.
     """
     num_workers = mixing.num_workers
     family = mixing.name.partition(":")[0]
@@ -31,7 +32,7 @@ def layout(mixing: Mixing) -> np.ndarray:
         return np.stack([x.ravel(), y.ravel()], axis=1)
     if family == "star":
         return np.concatenate([np.zeros((1, 2)), _circle(num_workers - 1)])
-    if family in ("random", "regular", "in-neighbours") and num_workers <= MOST_SPRINGS:
+    if family in ("random", "regular", "in-neighbours", "links") and num_workers <= MOST_SPRINGS:
         return _springs(num_workers, edges(mixing))
     return _circle(num_workers)
 
