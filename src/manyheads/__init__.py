@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from manyheads.data.dataset import Dataset
     from manyheads.errors import UserError
     from manyheads.experiment import Experiment, Runtime
+    from manyheads.new_workers import NewWorkers, join
     from manyheads.record import Record
     from manyheads.rounds import train
     from manyheads.store import Run
@@ -28,9 +29,11 @@ _PLACES = {
     "from_workers": "data.arrays",
     "UserError": "errors",
     "Experiment": "experiment",
+    "NewWorkers": "new_workers",
     "Runtime": "experiment",
     "Record": "record",
     "Run": "store",
+    "join": "new_workers",
     "train": "rounds",
 }
 
@@ -45,12 +48,14 @@ __all__ = [
     "FedRep",
     "FedRoD",
     "Local",
+    "NewWorkers",
     "Record",
     "Run",
     "Runtime",
     "UserError",
     "from_arrays",
     "from_workers",
+    "join",
     "train",
 ]
 

@@ -42,7 +42,11 @@ def train(experiment: Experiment, runtime: Runtime | None = None) -> Generator[R
     >>> for record in train(Experiment(workers=4, rounds=2)):
     ...     print(record.round, record.accuracy_mean)  # doctest: +SKIP
     """
-    session = open_session(experiment, runtime or Runtime())
+    yield from records(open_session(experiment, runtime or Runtime()))
+
+
+def records(session: Session) -> Generator[Record, None, None]:
+    """Run a session's rounds, yielding a Record for every evaluated one; its notes go to the logger."""
     steps = run(session)
     for note in session.notes:
         _LOG.info("%s", note)

@@ -8,7 +8,7 @@ import pytest
 
 from manyheads.compare import News
 from manyheads.experiment import Experiment, Runtime
-from manyheads.join import NewWorkers
+from manyheads.new_workers import NewWorkers
 from manyheads.session import Session
 from manyheads.studies import runner as module
 from manyheads.studies.records import Records

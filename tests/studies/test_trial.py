@@ -9,7 +9,7 @@ from manyheads.algorithms import DePRL
 from manyheads.data import load
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
-from manyheads.join import NewWorkers
+from manyheads.new_workers import NewWorkers
 from manyheads.session import open_session
 from manyheads.studies.trial import PAPER, QUICK, joined, only, without_repeats
 

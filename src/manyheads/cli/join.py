@@ -28,7 +28,7 @@ def add(commands: Commands) -> None:
 def _add_options(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Runtime
-    from manyheads.join import NewWorkers
+    from manyheads.new_workers import NewWorkers
 
     parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
@@ -41,12 +41,12 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import given
     from manyheads.cli.train import train
     from manyheads.experiment import Runtime
-    from manyheads.join import NewWorkers, join
+    from manyheads.new_workers import NewWorkers, open_join
     from manyheads.store import Run
 
     new = NewWorkers(**given(args, NewWorkers))
     # A run on arrays that only Python can give has no data of its own to read.
     objects = {} if new.data is None else {"data": new.data}
     with terminal.waiting(f"loading {args.directory}", quiet=args.quiet):
-        session = join(Run.open(args.directory, **objects), new, Runtime(**given(args, Runtime)))
+        session = open_join(Run.open(args.directory, **objects), new, Runtime(**given(args, Runtime)))
     train(session, quiet=args.quiet)

@@ -15,7 +15,7 @@ from manyheads.compare import Job, News, run_jobs
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 from manyheads.files import locked
-from manyheads.join import join
+from manyheads.new_workers import open_join
 from manyheads.parts import pick_device
 from manyheads.rounds import run
 from manyheads.session import open_session
@@ -115,7 +115,7 @@ class Runner:
                 yield news
                 return
             yield replace(news, state="running")
-        session = join(Run.open(self.path(source)), trial.new, replace(runtime, out=self.path(trial)))
+        session = open_join(Run.open(self.path(source)), trial.new, replace(runtime, out=self.path(trial)))
         for step in run(session):
             yield News(0, "running", source.rounds + step.round, step.record)
         self._keep(self.path(trial), trial)

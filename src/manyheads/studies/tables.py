@@ -10,7 +10,7 @@ from functools import partial
 from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
-from manyheads.join import NewWorkers
+from manyheads.new_workers import NewWorkers
 from manyheads.report.numbers import Stat
 from manyheads.studies.published import Cell, accuracies, data_title
 from manyheads.studies.results import Report, Results, percent, points, title

@@ -10,7 +10,7 @@ from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.data import Dataset
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Precision, Runtime, flat, option_defaults
-from manyheads.join import NewWorkers
+from manyheads.new_workers import NewWorkers
 from manyheads.parts import resolve
 
 SEEDS = (1, 12, 123, 1234)

@@ -1,7 +1,7 @@
 """New workers: what a finished run has learned, given to workers that had no part in it and train only their heads."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,8 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import place
 from manyheads.randomness import key
+from manyheads.record import Record
+from manyheads.rounds import records
 from manyheads.session import Session, open_session
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION
@@ -46,7 +48,16 @@ class NewWorkers:
             raise UserError(f"--head-epochs {self.head_epochs} is not positive: give a number above 0.")
 
 
-def join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
+def join(run: Run, new: NewWorkers | None = None, runtime: Runtime | None = None) -> Generator[Record, None, None]:
+    """Let new workers train heads on what a finished run has learned, yielding a Record for every pass.
+
+    >>> for record in join(Run.open("runs/mine"), NewWorkers(workers=8)):
+    ...     print(record.round, record.accuracy_mean)  # doctest: +SKIP
+    """
+    yield from records(open_join(run, new or NewWorkers(), runtime or Runtime()))
+
+
+def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     """A session in which new workers train heads on what a finished run has learned, one pass a round."""
     source, summary = run.experiment, run.summary()
     if summary is None or summary["rounds"] < source.recipe.rounds:

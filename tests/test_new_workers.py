@@ -10,7 +10,7 @@ import torch
 from manyheads.algorithms import REGISTRY
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.join import NewWorkers, join
+from manyheads.new_workers import NewWorkers, join, open_join
 from manyheads.rounds import run
 from manyheads.session import Session
 from manyheads.store import Run
@@ -41,7 +41,7 @@ def lab(lab: SimpleNamespace) -> SimpleNamespace:
 def test_heads_alone_are_trained_on_what_was_learned(lab: SimpleNamespace, tmp_path: Path, representation: str) -> None:
     source = _trained(lab, tmp_path / "run")
     new = NewWorkers(workers=6, representation=representation, head_epochs=4)  # pyright: ignore[reportArgumentType]
-    session = join(source, new, replace(lab.cpu, out=tmp_path / "new"))
+    session = open_join(source, new, replace(lab.cpu, out=tmp_path / "new"))
     learned = select(source.state().params, BODY)
     first = session.experiment.algorithm.init(session.ctx)
     for name, leaf in learned.items():
@@ -60,7 +60,7 @@ def test_heads_alone_are_trained_on_what_was_learned(lab: SimpleNamespace, tmp_p
 
 def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_path: Path) -> None:
     source = _trained(lab, tmp_path / "run")
-    session = join(source, NewWorkers(workers=4), lab.cpu)
+    session = open_join(source, NewWorkers(workers=4), lab.cpu)
     heads = select(session.ctx.initial.params, {"head"})
     for name, leaf in select(source.state().params, {"head"}).items():
         assert not torch.equal(heads[name], leaf)
@@ -68,7 +68,7 @@ def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_
     assert session.everyone.digest() != before.everyone.digest()
     # The run's seed is the default.
     seeds = (source.experiment.seed, 2, 3)
-    again = [join(source, NewWorkers(workers=4, seed=seed), lab.cpu).everyone.digest() for seed in seeds]
+    again = [open_join(source, NewWorkers(workers=4, seed=seed), lab.cpu).everyone.digest() for seed in seeds]
     assert again[0] == session.everyone.digest()
     assert len(set(again)) == 3
 
@@ -76,19 +76,19 @@ def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_
 def test_what_is_joined_names_the_run(lab: SimpleNamespace, tmp_path: Path) -> None:
     source = _trained(lab, tmp_path / "run")
     five = NewWorkers(workers=5)
-    one = join(source, five, lab.cpu).experiment
+    one = open_join(source, five, lab.cpu).experiment
     assert (one.workers, one.rounds, one.algorithm.name) == (5, 10, "join")
-    assert join(source, five, lab.cpu).experiment == one
-    assert join(source, replace(five, representation="mean"), lab.cpu).experiment.run_id != one.run_id
+    assert open_join(source, five, lab.cpu).experiment == one
+    assert open_join(source, replace(five, representation="mean"), lab.cpu).experiment.run_id != one.run_id
     longer = _trained(lab, tmp_path / "run", data=source.experiment.data, rounds=7)
     assert longer.experiment.run_id == source.experiment.run_id
-    assert join(longer, five, lab.cpu).experiment.run_id != one.run_id
+    assert open_join(longer, five, lab.cpu).experiment.run_id != one.run_id
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedrod", "fedavg", "dispfl"])
 def test_the_shared_part_of_every_algorithm_can_be_joined(lab: SimpleNamespace, tmp_path: Path, name: str) -> None:
     source = _trained(lab, tmp_path / "run", name)
-    session = join(source, NewWorkers(workers=5, head_epochs=1), replace(lab.cpu, out=tmp_path / "new"))
+    session = open_join(source, NewWorkers(workers=5, head_epochs=1), replace(lab.cpu, out=tmp_path / "new"))
     assert session.ctx.model.groups == ("representation", "head")
     for name_, leaf in select(source.state().params, BODY).items():
         assert torch.equal(session.ctx.initial.params[name_][4], leaf[0])
@@ -100,7 +100,7 @@ def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
     _trained(lab, tmp_path / "run", model=module)
     source = Run.open(tmp_path / "run", data=lab.blobs(), model=module)
-    session = join(source, NewWorkers(workers=5, representation="mean", head_epochs=1), lab.cpu)
+    session = open_join(source, NewWorkers(workers=5, representation="mean", head_epochs=1), lab.cpu)
     buffers = source.state().buffers
     floats = {name: leaf for name, leaf in buffers.items() if leaf.is_floating_point()}
     assert floats
@@ -115,12 +115,20 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
     wide = lab.blobs()
     wide = replace(wide, x_train=wide.x_train.repeat(1, 2), x_test=wide.x_test.repeat(1, 2))
     with pytest.raises(UserError, match="does not fit the samples of"):
-        join(source, NewWorkers(data=wide, workers=5), lab.cpu)
+        open_join(source, NewWorkers(data=wide, workers=5), lab.cpu)
     for head, message in (("all", "has learned no representation"), ("none", "have no head")):
         with pytest.raises(UserError, match=message):
-            join(_trained(lab, tmp_path / head, head=head), NewWorkers(workers=5), lab.cpu)
+            open_join(_trained(lab, tmp_path / head, head=head), NewWorkers(workers=5), lab.cpu)
     steps = run(lab.opened_in(lab.tiny(REGISTRY["deprl"](), rounds=9), tmp_path / "half"))
     next(steps)
     steps.close()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match="is not finished"):
-        join(Run.open(tmp_path / "half", data=lab.blobs()), NewWorkers(), lab.cpu)
+        open_join(Run.open(tmp_path / "half", data=lab.blobs()), NewWorkers(), lab.cpu)
+
+
+def test_from_python_new_workers_are_records_too(lab: SimpleNamespace, tmp_path: Path) -> None:
+    """Of a run whose arrays and net only Python can give."""
+    source = _trained(lab, tmp_path / "run")
+    found = list(join(source, NewWorkers(workers=6, head_epochs=3), lab.cpu))
+    assert [record.round for record in found] == [1, 2, 3]
+    assert found[-1].train_loss < found[0].train_loss
