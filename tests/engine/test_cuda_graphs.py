@@ -3,6 +3,7 @@
 import gc
 from collections import OrderedDict
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -310,6 +311,38 @@ def test_rows_in_host_memory(net: str) -> None:
     expected = with_samples.ours.gradient(with_samples.params, with_samples.buffers, phase_of(BODY), 1)
     result = with_samples.ours.gradient(params, buffers, phase_of(BODY), 1)
     close(result, {n: leaf.cpu() for n, leaf in expected.items()}, 1e-12)
+
+
+class Doubled(torch.autograd.Function):
+    """An operation in the old form, which torch.func cannot take."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return 2 * gradient
+
+
+class WithOldForm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.top = nn.Linear(32, 8), nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.top(Doubled.apply(self.body(x.flatten(1))))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_net_that_cannot_be_stacked_runs_in_slots(device: str) -> None:
+    torch.manual_seed(3)
+    model = split(WithOldForm(), "top", torch.randn(2, 2, 4, 4)).to(torch.float64)
+    sides = Sides(model, device, precision="float64")
+    sides.check(PHASES["whole"])
+    sides.check(PHASES["head"])
+    (note,) = sides.ours.notes
+    assert note.startswith("this net cannot be stacked (") and note.endswith("): it runs in slots.")
 
 
 def test_recordings_are_made_once() -> None:

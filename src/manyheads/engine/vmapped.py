@@ -9,6 +9,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from manyheads.engine.kernel import Batch, dropout_keys, dropouts, set_modes
 from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import Descent
+from manyheads.errors import UserError
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, add_prefix, select
@@ -69,9 +70,14 @@ class VmapKernel:
         # Statistics are written in place: let them be copies, so that a failed step leaves the rows whole.
         others |= {name: leaf[:active].clone() for name, leaf in self.buffers.items()}
         constants = {name: leaf[:active] for name, leaf in self.phase.constants.items()}
-        gradients, (_, (sums, statistics)) = vmap(grad_and_value(loss, has_aux=True))(
-            moving, others, batch.x, batch.y, weight, batch.count, constants
-        )
+        try:
+            gradients, (_, (sums, statistics)) = vmap(grad_and_value(loss, has_aux=True))(
+                moving, others, batch.x, batch.y, weight, batch.count, constants
+            )
+        except RuntimeError as error:
+            # Not every operation has a rule for many workers at once.
+            reason = str(error).partition(". ")[0]
+            raise UserError(f"engine 'batched' cannot run this net ({reason}): use 'loop'.") from error
         self.descent.step(gradients)
         for name, value in statistics.items():
             self.buffers[name][:active] = value

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import num_batches
+from manyheads.engine.chain import is_chain
 from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted
 from manyheads.engine.cuda_graphs.feed import Entries, Pool, upload
 from manyheads.engine.cuda_graphs.forward import WIDTH, Sweep, extracting, forward_slot, score_all, scoring
@@ -76,6 +77,8 @@ class CudaGraphsEngine:
         self.rows_on_host = rows_on_host
         """Whether the state should be kept in pinned host memory; rows are taken from wherever they are."""
         self.notes: list[str] = [] if notes is None else notes
+        self.vmaps = True
+        """Until a net turns out to have an operation without a rule for many workers at once."""
         self._made: dict[Hashable, object] = {}
         self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
 
@@ -141,7 +144,8 @@ class CudaGraphsEngine:
         depth = self._cached_depth(phase)
         if depth:
             model, rows, x = cut(model, depth)[1], None, self._features(depth, task)
-        stacked = stackable(model)
+        chained = is_chain(model)
+        stacked = stackable(model) and (chained or self.vmaps)
         entries = Entries(self._pool(x, images=self.images and not stacked), rows, work.train.y)
         # Recordings serve whoever takes part: there is room for all hosted workers.
         lengths = [num_batches(size, phase.amount, source) for size in work.train.sizes]
@@ -176,7 +180,14 @@ class CudaGraphsEngine:
         def trainer() -> Trainer:
             return self._recorded(("train", kind(phase)), make, lambda trainer: trainer.record(task.plan))
 
-        return self._compiled_if_possible(trainer).run(task)
+        try:
+            return self._compiled_if_possible(trainer).run(task)
+        except RuntimeError as error:
+            if chained or not stacked:
+                raise
+            self.vmaps = False
+            self.notes.append(f"this net cannot be stacked ({str(error).partition('. ')[0][:200]}): it runs in slots.")
+            return self._train(task)
 
     def _compiled_if_possible(self, make: Callable[[], Made]) -> Made:
         """``make()``; where compiling fails, as it does without a C compiler, the engine does without from then on."""
