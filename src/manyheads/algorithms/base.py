@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -109,10 +110,16 @@ class Context:
         return steps if rows is None else torch.zeros_like(steps).index_copy(0, rows, steps[rows])
 
     def statistics(self, state: State, groups: Iterable[str]) -> Buffers:
-        """The BatchNorm statistics that travel with some groups; counters never do."""
+        """The BatchNorm statistics that travel with some groups; counters and masks never do."""
         if not self.share_statistics:
             return {}
-        return {name: leaf for name, leaf in select(state.buffers, groups).items() if leaf.is_floating_point()}
+        return {name: leaf for name, leaf in select(state.buffers, groups).items() if name in self._statistics}
+
+    @cached_property
+    def _statistics(self) -> frozenset[str]:
+        # No statistic begins infinite: that is a mask, as of attention, which the products of a GPU would make NaN.
+        buffers = self.initial.buffers.items()
+        return frozenset(n for n, leaf in buffers if leaf.is_floating_point() and leaf[:1].isfinite().all())
 
     def mix(self, state: State, groups: Iterable[str], round: int) -> State:
         """Average some groups, and the statistics that travel with them, with the neighbours."""
@@ -130,7 +137,7 @@ class Context:
 
     def mean_model(self, state: State) -> State:
         """The mean of all workers' models in every row: for scores, not for training."""
-        buffers = {name: leaf for name, leaf in state.buffers.items() if leaf.is_floating_point()}
+        buffers = {name: leaf for name, leaf in state.buffers.items() if name in self._statistics}
         means = self.network.mean({**state.params, **buffers})
         rows = {name: means[name].to(leaf.dtype).expand_as(leaf) for name, leaf in {**state.params, **buffers}.items()}
         return merge(state, rows)

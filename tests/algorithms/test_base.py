@@ -1,0 +1,35 @@
+"""What travels with a group of parameters: statistics do, counters and masks do not."""
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.algorithms import DPSGD
+from manyheads.experiment import Experiment, Runtime
+from manyheads.rounds import run
+from manyheads.session import open_session
+
+
+class Masked(nn.Module):
+    """Attention over the rows of a digit, each looking at those before it; and BatchNorm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm, self.top = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        self.register_buffer("mask", torch.full((8, 8), -torch.inf).triu(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.into(x.flatten(1).unflatten(1, (8, 8)))
+        weights = (h @ h.mT + self.get_buffer("mask")).softmax(-1)
+        return self.top(self.norm((weights @ h).mean(1)))
+
+
+def test_masks_stay_and_statistics_travel() -> None:
+    algorithm = DPSGD(evaluate="mean-model")
+    experiment = Experiment(algorithm=algorithm, model=Masked, head="top", workers=4, rounds=2)
+    session = open_session(experiment, Runtime(device="cpu", threads=1))
+    sent = session.ctx.statistics(session.ctx.initial, {"representation"})
+    assert sent.keys() == {"representation.norm.running_mean", "representation.norm.running_var"}
+    *_, last = run(session)
+    assert last.record is not None and last.record.accuracy_mean > 0.3
+    numbers = sum(p.numel() for p in session.ctx.model.parameters()) + 2 * 8
+    assert last.record.bytes_sent_per_worker == 2 * 2 * 4 * numbers, "two rounds to two neighbours, four bytes each"
