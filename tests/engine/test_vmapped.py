@@ -1,39 +1,26 @@
 """The kernel for stacked workers of any net: what it cannot run is said in one line. test_agreement.py has the rest."""
 
-from typing import Any
-
 import pytest
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import train
 
 
-class Doubled(Function):
-    """An operation in the old form, which torch.func cannot take."""
+class Scaled(nn.Module):
+    """Looks at a number of its own on the way, which many workers at once do not have."""
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return 2 * gradient
-
-
-class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.body, self.top = nn.Linear(64, 8), nn.Linear(8, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.top(Doubled.apply(self.body(x.flatten(1))))
+        return self.top((1 + self.body.bias.mean().item()) * self.body(x.flatten(1)))
 
 
 def test_a_net_without_a_rule_is_refused_in_one_line_and_loop_runs_it() -> None:
-    experiment = Experiment(workers=4, rounds=1, model=Net, head="top")
+    experiment = Experiment(workers=4, rounds=1, model=Scaled, head="top")
     with pytest.raises(UserError, match=r"^engine 'batched' cannot run this net \(.*\): use 'loop'.$"):
         list(train(experiment, Runtime(engine="batched", device="cpu", threads=1)))
     (record,) = train(experiment, Runtime(device="cpu", threads=1))
