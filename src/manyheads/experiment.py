@@ -5,29 +5,20 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
-from math import isfinite
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_type_hints
 
-import numpy as np
 import torch
 from torch import nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.deprl import DePRL
+from manyheads.checks import check_choice, check_type, not_negative, positive, settle_types, shown
 from manyheads.data.dataset import Dataset
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
 from manyheads.recipes import Recipe, step_seconds
-
-_NAMES: dict[Any, str] = {
-    Callable: "a function",
-    Dataset: "a Dataset, which from_arrays makes",
-    nn.Module: "an nn.Module",
-}
-"""Types as messages name them, where that is not their own name."""
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
 
@@ -99,9 +90,9 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_options(self.algorithm)
-        _settle_types(self)
-        _positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
-        _not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
+        settle_types(self)
+        positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
+        not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.workers < 2:
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
         for name in ("momentum", "validation", "link_failure", "worker_failure"):
@@ -109,7 +100,7 @@ class Experiment:
             if value is not None and not 0 <= value < 1:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
         for spec in fields(self):
-            _check_choice(spec.name, getattr(self, spec.name), spec.type)
+            check_choice(spec.name, getattr(self, spec.name), spec.type)
 
     def complete(self, recipe: Recipe) -> "Experiment":
         """The experiment with every value filled in from a recipe."""
@@ -212,9 +203,9 @@ class Runtime:
     """Seconds that sites go on without one of them."""
 
     def __post_init__(self) -> None:
-        _settle_types(self)
-        _not_negative(self, "theory_every")
-        _positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
+        settle_types(self)
+        not_negative(self, "theory_every")
+        positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
 
 
 def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:
@@ -232,7 +223,7 @@ def flat(description: Mapping[str, Any]) -> dict[str, Any]:
 def check_options(algorithm: Algorithm) -> None:
     """Refuse options of an algorithm that make no sense."""
     if not isinstance(algorithm, Algorithm):
-        raise UserError(f"algorithm {_shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
+        raise UserError(f"algorithm {shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
     kind = type(algorithm)
     if REGISTRY.get(algorithm.name, kind) is not kind:
         # Or its runs would pass for those of the other.
@@ -242,10 +233,10 @@ def check_options(algorithm: Algorithm) -> None:
     values, defaults = asdict(algorithm), option_defaults(kind)  # pyright: ignore[reportArgumentType]
     types = get_type_hints(kind)
     for name, value in values.items():
-        _check_type(name, value, types[name])
-        _check_choice(name, value, types[name])
+        check_type(name, value, types[name])
+        check_choice(name, value, types[name])
         if isinstance(value, (int, float)):
-            _not_negative(algorithm, name)
+            not_negative(algorithm, name)
         if name.endswith("steps") and value is not None:
             twin = name.removesuffix("steps") + "epochs"
             if values.get(twin) != defaults.get(twin):
@@ -264,70 +255,8 @@ def _read_algorithm(stored: Mapping[str, Any]) -> Algorithm:
         if name not in known:
             raise unknown(f"option of {kind.name}", name, known)
         # Before the algorithm is made, whose own checks count on numbers.
-        _check_type(name, value, known[name])
+        check_type(name, value, known[name])
     return kind(**options)
-
-
-def _positive(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not (value > 0 and isfinite(value)):
-            raise UserError(f"{flag(name)} {value} is not positive: give a number above 0.")
-
-
-def _not_negative(owner: object, *names: str) -> None:
-    for name in names:
-        value = getattr(owner, name)
-        if value is not None and not (value >= 0 and isfinite(value)):
-            raise UserError(f"{flag(name)} {value} is negative: give a number of at least 0.")
-
-
-def _settle_types(owner: Any) -> None:
-    """Numbers of numpy become Python's, words become paths where those are wanted; other types are refused."""
-    for spec in fields(owner):
-        value = getattr(owner, spec.name)
-        if isinstance(value, np.generic):
-            value = value.item()
-        if isinstance(value, str) and spec.type == Path | None:
-            value = Path(value)
-        _check_type(spec.name, value, spec.type)
-        object.__setattr__(owner, spec.name, value)
-
-
-def _check_type(name: str, value: Any, kind: Any) -> None:
-    """A field takes values of its types alone, or one of its words, which is looked at elsewhere."""
-    if _words(kind):
-        return
-    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    types: list[type] = [get_origin(part) or part for part in parts]
-    if not all(isinstance(each, type) and each is not Any for each in types):
-        # Of an algorithm of the user's own, such as Any.
-        return
-    also = [int] if float in types else []
-    # Python counts True as a number.
-    fits = bool in types if isinstance(value, bool) else isinstance(value, (*types, *also))
-    if not fits:
-        wanted = " or ".join(_NAMES.get(kind, kind.__name__) for kind in types if kind is not NoneType)
-        raise UserError(f"{flag(name)} {_shown(value)} is of the wrong type: give {wanted}.")
-
-
-def _shown(value: Any) -> str:
-    """A value in a message of one line: arrays and the like by what they are."""
-    return repr(value) if isinstance(value, (str, int, float, type, NoneType)) else f"({type(value).__name__})"
-
-
-def _check_choice(name: str, value: Any, kind: Any) -> None:
-    """A field typed as a Literal takes one of its words."""
-    allowed = [word for word in _words(kind) if word is not None]
-    if allowed and value is not None and value not in allowed:
-        raise unknown(flag(name), str(value), allowed)
-
-
-def _words(kind: Any) -> tuple[Any, ...]:
-    args = getattr(kind, "__args__", ())
-    if getattr(kind, "__origin__", None) is Literal:
-        return args
-    return tuple(word for part in args for word in _words(part))
 
 
 def _plain(value: Any) -> Any:
