@@ -10,13 +10,13 @@ from torch.func import functional_call
 
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
-from manyheads.engine.cuda_graphs.rows import Extras, Kind, Rows, load, store
+from manyheads.engine.cuda_graphs.rows import Extras, Kind, load, store
 from manyheads.engine.cuda_graphs.schedule import Schedule
-from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant, statistics
+from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant, phase_slots
 from manyheads.engine.phase import Phase
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.split import Split
-from manyheads.tree import Buffers, Params, add_prefix, group
+from manyheads.tree import Buffers, Params, add_prefix
 
 _EVERY_STEP: Variant = "step"
 
@@ -40,21 +40,10 @@ class SlotGradients:
         self.net, self.objective, self.entries = Outputs(model), phase.objective, entries
         like = next(model.parameters())
         self.feed = Feed(capacity, {**entries.like(width), "weight": ((width,), like.dtype)}, entries.y.device)
-        shapes = {name: p.shape for name, p in model.named_parameters()}
         kind = Kind(1, entries.y.device, like.dtype, channels_last)
         beside = Extras(gradient=True, momentum=False, anchor=False, mask=False)
         sums = torch.zeros(1, dtype=like.dtype, device=entries.y.device)
-        slots = [
-            Slot.make(
-                Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind),
-                Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, beside),
-                statistics(model),
-                phase.constants,
-                sums,
-            )
-            for _ in lanes
-        ]
-        self.slots = Slots(lanes, slots, self._step)
+        self.slots = Slots(lanes, phase_slots(model, phase, kind, beside, sums, lanes), self._step)
 
     def record(self) -> None:
         self.slots.record([_EVERY_STEP])

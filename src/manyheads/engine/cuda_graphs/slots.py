@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
-from manyheads.engine.cuda_graphs.rows import Rows, load
-from manyheads.tree import Buffers, Params
+from manyheads.engine.cuda_graphs.rows import Extras, Kind, Rows, load
+from manyheads.engine.phase import Phase
+from manyheads.tree import Buffers, Params, group
 
 Variant = Hashable
 """Which of a slot's recordings a step replays."""
@@ -55,6 +56,18 @@ class Slot:
         self.moving.load(params, [row])
         load(self.buffers, buffers, [row])
         self.sums.zero_()
+
+
+def phase_slots(
+    model: nn.Module, phase: Phase, kind: Kind, beside: Extras, sums: Tensor, lanes: Sequence[Lane]
+) -> list[Slot]:
+    """A slot for each lane, its leaves parted into those that a phase moves, with ``beside`` them, and the others."""
+    moving = {name: p.shape for name, p in model.named_parameters() if group(name) in phase.update}
+    frozen = {name: p.shape for name, p in model.named_parameters() if group(name) not in phase.update}
+    return [
+        Slot.make(Rows(frozen, kind), Rows(moving, kind, beside), statistics(model), phase.constants, sums)
+        for _ in lanes
+    ]
 
 
 def statistics(model: nn.Module) -> Buffers:

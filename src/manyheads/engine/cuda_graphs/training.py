@@ -15,9 +15,9 @@ from manyheads.engine.cuda_graphs.descent import Descent, Rule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
-from manyheads.engine.cuda_graphs.rows import Kind, Rows, copy_all, load, store
+from manyheads.engine.cuda_graphs.rows import Kind, copy_all, load, store
 from manyheads.engine.cuda_graphs.schedule import Schedule
-from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, statistics
+from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, phase_slots
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropouts, set_modes
 from manyheads.engine.phase import Phase
@@ -68,18 +68,8 @@ class SlotTrainer:
         self.descent = Descent(Rule.of(phase), self.rate, compile=compile)
         self.losses = compiled(self._losses, compile, hashes=bool(self.keys))
 
-        shapes = {name: p.shape for name, p in model.named_parameters()}
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
-        slots = [
-            Slot.make(
-                Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind),
-                Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, extras(phase, gradient=True)),
-                statistics(model),
-                phase.constants,
-                self.rate,
-            )
-            for _ in lanes
-        ]
+        slots = phase_slots(model, phase, kind, extras(phase, gradient=True), self.rate, lanes)
         self.slots = Slots(lanes, slots, self._step)
 
     def record(self, plan: Schedule) -> None:
