@@ -33,7 +33,7 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import FILLED
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward
-from manyheads.engine.cuda_graphs.memory import choose_slots, plan_memory, settle
+from manyheads.engine.cuda_graphs.memory import choose_slots, plan_memory, settle, stacks_images
 from manyheads.engine.cuda_graphs.trial import try_out
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
@@ -172,14 +172,26 @@ class Bench:
         self.free()
 
     def engine(
-        self, work: Workload, precision: str, *, slots: int | None = None, compile: bool | None = None
+        self,
+        work: Workload,
+        precision: str,
+        *,
+        slots: int | None = None,
+        compile: bool | None = None,
+        stack_images: bool = True,
     ) -> CudaGraphsEngine:
+        """``stack_images`` False: nets with convolutions go through slots in any case."""
         trial = try_out(work.model, tuple(work.train.x.shape[1:]))
         slots = slots or choose_slots(trial, work.source.batch_size)
         if self.smoke and compile is None:
             compile = False
         return CudaGraphsEngine(
-            work, precision=Precision(precision), num_slots=slots, num_stacked=len(work.ids), compile=compile
+            work,
+            precision=Precision(precision),
+            num_slots=slots,
+            num_stacked=len(work.ids),
+            stack_images=stack_images and stacks_images(trial, work.source.batch_size, Precision(precision)),
+            compile=compile,
         )
 
     def workload(self, work: Work, sizes: list[int], dtype: torch.dtype = torch.float32) -> Workload:
@@ -517,16 +529,18 @@ class Variant:
 
     net: str
     precision: str
+    stack_images: bool = False
     slots: int | None = None
     channels_last: bool = True
     compile: bool | None = None
 
 
 VARIANTS = (
+    *(Variant(net, "bf16", stacked) for net in ("vgg11", "alexnet") for stacked in (True, False)),
     *(Variant("vgg11", "tf32", slots=slots) for slots in (4, 8, 12, 16, 24)),
     Variant("vgg11", "tf32", slots=8, channels_last=False),
     Variant("vgg11", "tf32", slots=16, channels_last=False),
-    *(Variant("vgg11", "bf16", slots=slots) for slots in (8, 16)),
+    Variant("vgg11", "bf16", slots=16),
     *(Variant("resnet18", "bf16", slots=slots) for slots in (4, 8)),
     Variant("resnet18", "bf16", slots=4, compile=False),
     Variant("resnet18", "tf32", slots=4, channels_last=False, compile=False),
@@ -535,7 +549,7 @@ VARIANTS = (
 
 
 def variants(bench: Bench) -> None:
-    """What slots, layout and compiling do."""
+    """What stacking, slots, layout and compiling do."""
     for variant in VARIANTS:
         if variant.net in bench.works:
             seconds = bench.works[variant.net].seconds
@@ -547,7 +561,9 @@ def one_variant(bench: Bench, variant: Variant) -> None:
     work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
     params, buffers = state(work)
     precision = "float32" if bench.smoke else variant.precision
-    engine = bench.engine(work, precision, slots=variant.slots, compile=variant.compile)
+    engine = bench.engine(
+        work, precision, slots=variant.slots, compile=variant.compile, stack_images=variant.stack_images
+    )
     engine.images = engine.images and variant.channels_last
     phase = whole(Steps(line.steps))
     prepare = bench.seconds(lambda: engine.fit(params, buffers, phase, 0))

@@ -3,6 +3,7 @@
 import gc
 from collections import OrderedDict
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,11 @@ from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.cuda_graphs.descent import Rule
+from manyheads.engine.cuda_graphs.fused import PlainUpdate
 from manyheads.engine.cuda_graphs.lane import Lane
+from manyheads.engine.cuda_graphs.rows import Extras, Kind, Rows
+from manyheads.engine.cuda_graphs.stacked import stackable
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
@@ -26,13 +31,11 @@ CLASSES, BATCH = 3, 4
 SIZES = (9, 4, 17, 1, 0, 6)
 HEAD, BODY, WHOLE = frozenset({"head"}), frozenset({"representation"}), frozenset({"head", "representation"})
 PLAIN, FULL = SGD(0.1), SGD(0.05, momentum=0.9, weight_decay=0.01, clip=0.5)
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")],
-    ),
-]
+GPU = partial(
+    pytest.param,
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")],
+)
+DEVICES = ["cpu", GPU("cuda")]
 
 
 class Block(nn.Module):
@@ -64,9 +67,17 @@ def other() -> nn.Module:
     )  # fmt: skip
 
 
+def images() -> nn.Module:
+    return named(
+        conv1=nn.Conv2d(2, 4, 3, padding=1), relu1=nn.ReLU(), drop=nn.Dropout(0.3),
+        conv2=nn.Conv2d(4, 5, 2, 2, padding=(1, 0), bias=False), relu2=nn.ReLU(),
+        pool=nn.MaxPool2d(2), flat=nn.Flatten(), fc1=nn.Linear(5, 8), relu3=nn.ReLU(), fc2=nn.Linear(8, CLASSES),
+    )  # fmt: skip
+
+
 def convolutional() -> nn.Module:
     return named(
-        conv=nn.Conv2d(2, 4, 3, padding=1), relu=nn.ReLU(), pool=nn.MaxPool2d(2), flat=nn.Flatten(),
+        conv=nn.Conv2d(2, 4, 3, padding=1), gelu=nn.GELU(), pool=nn.MaxPool2d(2), flat=nn.Flatten(),
         drop=nn.Dropout(0.3), fc1=nn.Linear(16, 8), relu1=nn.ReLU(), fc2=nn.Linear(8, CLASSES),
     )  # fmt: skip
 
@@ -78,7 +89,8 @@ def normalised() -> nn.Module:
     )  # fmt: skip
 
 
-NETS = {"chain": chain, "other": other, "convolutional": convolutional, "normalised": normalised}
+NETS = {"chain": chain, "other": other, "images": images, "convolutional": convolutional, "normalised": normalised}
+STACKED = ("chain", "other", "images")
 
 
 def make_model(net: str, dtype: torch.dtype) -> Split:
@@ -137,7 +149,12 @@ class Sides:
         self.work = Workload(model.to(device), train, self.ids, source, cross_entropy, accuracy)
         self.loop = LocalEngine(self.work, LoopKernel, chunk_size=1, threads=1, name="loop")
         self.ours = CudaGraphsEngine(
-            self.work, precision=Precision(precision), num_slots=num_slots, num_stacked=num_stacked, compile=False
+            self.work,
+            precision=Precision(precision),
+            num_slots=num_slots,
+            num_stacked=num_stacked,
+            stack_images=True,
+            compile=False,
         )
         self.params, self.buffers = make_state(model, len(sizes), device)
 
@@ -188,6 +205,12 @@ def test_agrees_with_the_loop(net: str, phase: str, device: str) -> None:
     Sides(make_model(net, torch.float64), device, precision="float64").check(PHASES[phase])
 
 
+@pytest.mark.parametrize("net", NETS)
+def test_which_nets_are_stacked(net: str) -> None:
+    assert stackable(make_model(net, torch.float64), images=True) == (net in STACKED)
+    assert stackable(make_model(net, torch.float64), images=False) == (net in ("chain", "other"))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("net", NETS)
 def test_anchor_mask_and_absent_workers(net: str, device: str) -> None:
@@ -231,7 +254,7 @@ def test_short_batches_of_every_length(net: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("net", ["chain", "normalised"])
+@pytest.mark.parametrize("net", ["chain", "images", "normalised"])
 def test_nothing_depends_on_slots_or_chunks(net: str, device: str) -> None:
     model = make_model(net, torch.float64)
     fits = []
@@ -243,7 +266,7 @@ def test_nothing_depends_on_slots_or_chunks(net: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("net", ["chain", "other"])
+@pytest.mark.parametrize("net", STACKED)
 def test_more_workers_than_a_stack_holds(net: str, device: str) -> None:
     sizes = tuple(range(1, 40, 2))
     sides = Sides(make_model(net, torch.float64), device, precision="float64", sizes=sizes, num_slots=3, num_stacked=17)
@@ -277,10 +300,12 @@ def test_gradient(net: str, device: str, batches: Steps | None) -> None:
         close(result, expected, 1e-12)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("net", ["chain", "convolutional", "normalised"])
-def test_bf16_stays_near_and_keeps_its_copy(net: str, device: str) -> None:
+@pytest.mark.parametrize(("device", "compiled"), [("cpu", False), GPU("cuda", False), GPU("cuda", True)])
+@pytest.mark.parametrize("net", ["chain", "images", "convolutional", "normalised"])
+def test_bf16_stays_near_and_keeps_its_copy(net: str, device: str, compiled: bool) -> None:
+    """Compiled code, too, which rounds numbers in other places."""
     sides = Sides(make_model(net, torch.float32), device, precision="bf16")
+    sides.ours.compile = compiled
     for phase in (PHASES["whole"], PHASES["head"]):
         expected = sides.loop.fit(sides.params, sides.buffers, phase, 0)
         result = sides.ours.fit(sides.params, sides.buffers, phase, 0)
@@ -289,6 +314,61 @@ def test_bf16_stays_near_and_keeps_its_copy(net: str, device: str) -> None:
             moved = (leaf - sides.params[name]).norm()
             assert (result.params[name] - leaf).norm() <= 0.25 * moved + 1e-6, name
         torch.testing.assert_close(result.loss, expected.loss, rtol=0.05, atol=0.05, equal_nan=True)
+
+
+def test_without_a_compiler_images_go_through_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("no C compiler here")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr("manyheads.engine.cuda_graphs.engine.keeps_dropout", lambda device: True)
+    sides = Sides(make_model("images", torch.float64), "cpu", precision="float64")
+    sides.ours.compile = True
+    sides.check(PHASES["whole"])
+    assert sides.ours.notes == ["torch.compile failed (no C compiler here): running without it, which is slower."]
+    assert not sides.ours.stack_images
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs", "batch"), [(70, 30, 17), (64, 27, 300), (130, 150, 64), (200, 144, 200)])
+def test_the_fused_update_is_the_plain_one(outputs: int, inputs: int, batch: int, low: bool) -> None:
+    pytest.importorskip("triton")
+    from manyheads.engine.cuda_graphs.fused_kernel import TritonUpdate
+
+    rule, shapes = Rule(0.9, 1e-2, 10.0, 0.3), {"fc.weight": (outputs, inputs), "fc.bias": (outputs,)}
+    kind = Kind(3, torch.device("cuda"), torch.float32, low=frozenset(shapes) if low else frozenset())
+    ends = []
+    for update in (PlainUpdate(rule), TritonUpdate(rule, tensor_cores=False)):
+        torch.manual_seed(1)
+        rows = Rows(shapes, kind, Extras(gradient=False, momentum=True, anchor=True, mask=True))
+        (part,) = rows.parts
+        for flat in (part.weight, part.momentum, part.anchor):
+            assert flat is not None
+            flat.copy_(torch.randn_like(flat))
+        part.compute.copy_(part.weight)
+        d, x = torch.randn(3, batch, outputs, device="cuda"), torch.randn(3, batch, inputs + 5, device="cuda")
+        d, x = (d.bfloat16(), x.bfloat16()) if low else (d, x)
+        factor, count = torch.tensor([1.0, 0.5, 0.2], device="cuda"), torch.tensor([4, 0, 3], device="cuda")
+        rate = torch.tensor([0.1], device="cuda")
+        update.by_factors(part, "fc", d, x[..., :inputs], factor, count, rate, bias=True)
+        gradient = torch.randn(3, outputs * inputs, device="cuda").to(d.dtype)
+        update.by_gradient(part, "fc.weight", gradient, factor, count, rate)
+        ends.append((rows.weight, {name: leaf.float() for name, leaf in rows.compute.items()}))
+    close(ends[1][0], ends[0][0], 1e-4)
+    close(ends[1][1], ends[0][1], 0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+@pytest.mark.parametrize("net", STACKED)
+def test_compiled_stacks_agree_with_the_loop(net: str) -> None:
+    sides = Sides(make_model(net, torch.float32), "cuda", sizes=(9, 9, 8, 8, 8, 8, 5, 5, 5, 1), num_stacked=10)
+    sides.ours.compile = True
+    for phase in (PHASES["whole"], PHASES["body"]):
+        sides.check(phase, tolerance=1e-4)
+    assert sides.ours.compile and not sides.ours.notes
 
 
 @pytest.mark.gpu

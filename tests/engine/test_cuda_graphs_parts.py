@@ -11,7 +11,7 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source, dropout_base, plan
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs.descent import Rule, descend_
-from manyheads.engine.cuda_graphs.fused import plain_update
+from manyheads.engine.cuda_graphs.fused import PlainUpdate
 from manyheads.engine.cuda_graphs.kinds import bare, kind, meaning
 from manyheads.engine.cuda_graphs.memory import MemoryPlan, describe, plan_memory, settle
 from manyheads.engine.cuda_graphs.precision import Precision
@@ -104,7 +104,7 @@ def test_a_layer_update_is_a_descent_along_its_gradient() -> None:
     before, momentum = part.weight.clone(), part.momentum.clone()
     d, x = torch.randn(2, 5, 3, dtype=torch.float64), torch.randn(2, 5, 4, dtype=torch.float64)
     factor, count = torch.tensor([0.5, 1.0], dtype=torch.float64), torch.tensor([5, 0])
-    plain_update(rule)(part, "fc", d, x, factor, count, rate, bias=True)
+    PlainUpdate(rule).by_factors(part, "fc", d, x, factor, count, rate, bias=True)
     expected, here = before[:1, :12].clone(), slice(0, 12)
     gradient = torch.einsum("bo,bi->oi", d[0], x[0]).reshape(1, -1)
     anchor, mask = part.anchor, part.mask
@@ -168,17 +168,25 @@ def test_a_trial_counts_and_names_what_cannot_be_captured() -> None:
     assert trial.blocked is None
     assert trial.products == 4 * 36 * 27 + 144 * 2
     assert trial.activations == 144 + 144 + 2
+    assert trial.patches == 36 * 27
     peeking = split(nn.Sequential(nn.Linear(4, 3), Peeks(), nn.Linear(3, 2)), None, torch.randn(2, 4))
     assert try_out(peeking, (4,)).blocked == "representation.1"
 
 
 def test_memory_is_counted_before_the_start() -> None:
     options = {"input_shape": (3, 8, 8), "num_samples": 1000, "batch_size": 16}
-    small, large = (plan_memory(make_net(), num_workers=n, **options) for n in (10, 1000))
+    slots = Precision(deterministic=True)
+    small, large = (plan_memory(make_net(), num_workers=n, precision=slots, **options) for n in (10, 1000))
     assert small.row == (4 * 27 + 4 + 144 * 2 + 2) * 4
     assert large.device - small.device == 990 * small.row * 3
     assert small.largest(large.device) == 1000
-    twice = plan_memory(make_net(), num_workers=10, extra_rows=1.0, **options)
+    assert not small.stacked
+    stacked = plan_memory(make_net(), num_workers=10, **options)
+    assert (stacked.stacked, stacked.lanes) == (True, 10)
+    assert stacked.lane > 16 * 4 * 36 * 27, "there is room for the patches of a batch"
+    heavy = plan_memory(make_net(), num_workers=10, **options | {"batch_size": 10**7})
+    assert not heavy.stacked, "a step that keeps the device busy alone"
+    twice = plan_memory(make_net(), num_workers=10, precision=slots, extra_rows=1.0, **options)
     assert (twice.rows, twice.work) == (2 * small.rows, small.work)
     assert settle(large, large.device) == large
     assert {label.split()[0] for label, _ in describe(large)} >= {"rows", "training:", "data"}

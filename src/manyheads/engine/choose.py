@@ -105,6 +105,7 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, extra_r
         precision=precision,
         num_slots=choose_slots(trial, workload.source.batch_size) if plan.stacked else plan.lanes,
         num_stacked=plan.lanes if plan.stacked else int(_STACKED_HEADS * free) // plan.row,
+        stack_images=plan.stacked,
         rows_on_host=plan.rows_on_host,
         notes=notes,
     )

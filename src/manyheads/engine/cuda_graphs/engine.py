@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from math import prod
 from typing import TypeVar, cast
 
@@ -24,7 +25,7 @@ from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, row_index
 from manyheads.engine.cuda_graphs.schedule import Schedule, in_widths, schedule
 from manyheads.engine.cuda_graphs.slots import Slot, Slots
-from manyheads.engine.cuda_graphs.stacked import StackedTrainer, stackable
+from manyheads.engine.cuda_graphs.stacked import StackedTrainer, has_convolutions, stackable
 from manyheads.engine.cuda_graphs.task import Task, Trainer
 from manyheads.engine.cuda_graphs.training import SlotTrainer
 from manyheads.engine.cuda_graphs.trial import output_shape
@@ -32,7 +33,7 @@ from manyheads.engine.kernel import dropouts, set_modes
 from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
-from manyheads.models.split import cacheable_prefix, cut
+from manyheads.models.split import Split, cacheable_prefix, cut
 from manyheads.tree import Buffers, Params, group
 
 _KEPT_SWEEPS = 8
@@ -43,7 +44,7 @@ Made = TypeVar("Made")
 
 
 class CudaGraphsEngine:
-    """Stacked workers for nets without convolutions and BatchNorm, parallel slots for all others.
+    """Stacked workers where that pays, parallel slots for all other nets.
 
     Runs on a CPU too, step by step instead of recorded: that is how it is checked against the plain loop.
     """
@@ -57,12 +58,14 @@ class CudaGraphsEngine:
         precision: Precision,
         num_slots: int,
         num_stacked: int,
+        stack_images: bool = False,
         rows_on_host: bool = False,
         compile: bool | None = None,
         notes: list[str] | None = None,
     ) -> None:
         """``num_slots`` workers side by side in slots, or ``num_stacked`` in a stack: see memory.plan_memory.
 
+        ``stack_images``: whether chains of convolutions are stacked, too.
         ``notes`` is added to where the user should be told something.
         """
         self.work, self.precision = workload, precision
@@ -70,6 +73,7 @@ class CudaGraphsEngine:
         self.dtype = next(workload.model.parameters()).dtype
         self.layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
         self.images = not precision.deterministic and any(isinstance(m, nn.Conv2d) for m in workload.model.modules())
+        self.stack_images = stack_images
         self.num_stacked = max(1, min(num_stacked, len(workload.ids)))
         self.lanes = [Lane(self.device) for _ in range(max(1, min(num_slots, len(workload.ids))))]
         # Compiled code may be tuned by the clock, differently in every process.
@@ -139,55 +143,60 @@ class CudaGraphsEngine:
 
     def _train(self, task: Task) -> Tensor:
         """Run one phase; the sums of the workers' losses, in the plan's order [W']."""
-        work, phase, source = self.work, task.phase, self.work.source
+        work, phase = self.work, task.phase
         model, rows, x = work.model, work.train.index, work.train.x
         depth = self._cached_depth(phase)
         if depth:
             model, rows, x = cut(model, depth)[1], None, self._features(depth, task)
-        chained = is_chain(model)
-        stacked = stackable(model) and (chained or self.vmaps)
-        entries = Entries(self._pool(x, images=self.images and not stacked), rows, work.train.y)
-        # Recordings serve whoever takes part: there is room for all hosted workers.
-        lengths = [num_batches(size, phase.amount, source) for size in work.train.sizes]
-
-        def make() -> Trainer:
-            if stacked:
-                return StackedTrainer(
-                    model,
-                    bare(phase),
-                    entries,
-                    num_rows=self.num_stacked,
-                    capacity=max(lengths),
-                    batch_size=source.batch_size,
-                    layers=self.layers,
-                    precision=self.precision,
-                    compile=self.compile,
-                    lane=self.lanes[0],
-                )
-            return SlotTrainer(
-                model,
-                bare(phase),
-                entries,
-                capacity=sum(lengths),
-                batch_size=source.batch_size,
-                layers=self.layers,
-                precision=self.precision,
-                channels_last=self.images,
-                compile=self.compile,
-                lanes=self.lanes,
-            )
 
         def trainer() -> Trainer:
+            make = partial(self._trainer, model, rows, x, bare(phase))
             return self._recorded(("train", kind(phase)), make, lambda trainer: trainer.record(task.plan))
 
         try:
             return self._compiled_if_possible(trainer).run(task)
         except RuntimeError as error:
-            if chained or not stacked:
+            if is_chain(model, images=True) or not self._stacks(model):
                 raise
             self.vmaps = False
             self.notes.append(f"this net cannot be stacked ({str(error).partition('. ')[0][:200]}): it runs in slots.")
             return self._train(task)
+
+    def _stacks(self, model: Split) -> bool:
+        return stackable(model, images=self.stack_images) and (is_chain(model, images=True) or self.vmaps)
+
+    def _trainer(self, model: Split, rows: Tensor | None, x: Tensor, phase: Phase) -> Trainer:
+        """What trains ``model`` on samples ``x``, of which the entries of the shards are ``rows``."""
+        work, source, stacked = self.work, self.work.source, self._stacks(model)
+        images = self.images and (has_convolutions(model) or not stacked)
+        entries = Entries(self._pool(x, images=images), rows, work.train.y)
+        # Recordings serve whoever takes part: there is room for all hosted workers.
+        lengths = [num_batches(size, phase.amount, source) for size in work.train.sizes]
+        if stacked:
+            return StackedTrainer(
+                model,
+                phase,
+                entries,
+                num_rows=self.num_stacked,
+                capacity=max(lengths),
+                batch_size=source.batch_size,
+                layers=self.layers,
+                precision=self.precision,
+                compile=self.compile,
+                lane=self.lanes[0],
+            )
+        return SlotTrainer(
+            model,
+            phase,
+            entries,
+            capacity=sum(lengths),
+            batch_size=source.batch_size,
+            layers=self.layers,
+            precision=self.precision,
+            channels_last=self.images,
+            compile=self.compile,
+            lanes=self.lanes,
+        )
 
     def _compiled_if_possible(self, make: Callable[[], Made]) -> Made:
         """``make()``; where compiling fails, as it does without a C compiler, the engine does without from then on."""
@@ -201,7 +210,8 @@ class CudaGraphsEngine:
             raise
         except Exception as error:
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            self.compile = False
+            # Patches that are copied and summed piece by piece cost more than stacking gains.
+            self.compile = self.stack_images = False
             self.notes.append(f"torch.compile failed ({reason[0][:200]}): running without it, which is slower.")
             return make()
 

@@ -1,4 +1,4 @@
-"""A linear layer's weight gradient and its whole update in one pass over the weights.
+"""A layer's whole update in one pass over its weights, and over no gradient where that comes in factors.
 
 The gradient d^T x of a worker is made tile by tile and used at once: the weights and the momentum are read and written
 once, and no gradient of their size is ever stored. Where Triton is missing, or for float64, torch does the same.
@@ -15,13 +15,17 @@ from manyheads.engine.cuda_graphs.rows import Part
 
 
 class Update(Protocol):
-    def __call__(
-        self, part: Part, layer: str, d: Tensor, x: Tensor, factor: Tensor, count: Tensor, rate: Tensor, *, bias: bool
-    ) -> None:
-        """Move a layer's first A rows along the gradient of its outputs d [A, B, out] and inputs x [A, B, in].
+    """Moves the first A rows of leaves; ``clip`` [A] are the clip's factors, ``rate`` [1]; where ``count`` [A] is 0, a
+    row stays."""
 
-        ``factor`` [A] is the clip's, ``rate`` [1]; rows whose ``count`` [A] is 0 stay.
-        """
+    def by_factors(
+        self, part: Part, layer: str, d: Tensor, x: Tensor, clip: Tensor, count: Tensor, rate: Tensor, *, bias: bool
+    ) -> None:
+        """A linear layer along the gradient of its outputs d [A, B, out] and inputs x [A, B, in]."""
+        ...
+
+    def by_gradient(self, part: Part, name: str, gradient: Tensor, clip: Tensor, count: Tensor, rate: Tensor) -> None:
+        """A leaf along its gradient [A, numbers], in the order in which its numbers lie in a row."""
         ...
 
 
@@ -29,29 +33,31 @@ def layer_update(rule: Rule, device: torch.device, dtype: torch.dtype, *, triton
     """The fastest way to do it here."""
     if triton and device.type == "cuda" and dtype == torch.float32:
         try:
-            from manyheads.engine.cuda_graphs.fused_kernel import triton_update
+            from manyheads.engine.cuda_graphs.fused_kernel import TritonUpdate
         except ImportError:
-            return plain_update(rule)
-        return triton_update(rule, tensor_cores=tensor_cores)
-    return plain_update(rule)
+            return PlainUpdate(rule)
+        return TritonUpdate(rule, tensor_cores=tensor_cores)
+    return PlainUpdate(rule)
 
 
-def plain_update(rule: Rule) -> Update:
+class PlainUpdate:
     """With torch's operations."""
 
-    def update(
-        part: Part, layer: str, d: Tensor, x: Tensor, factor: Tensor, count: Tensor, rate: Tensor, *, bias: bool
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+
+    def by_factors(
+        self, part: Part, layer: str, d: Tensor, x: Tensor, clip: Tensor, count: Tensor, rate: Tensor, *, bias: bool
     ) -> None:
         d, x = d.to(part.weight.dtype), x.to(part.weight.dtype)
-        gradients = {f"{layer}.weight": torch.bmm(d.mT, x).flatten(1)}
+        self.by_gradient(part, f"{layer}.weight", torch.bmm(d.mT, x).flatten(1), clip, count, rate)
         if bias:
-            gradients[f"{layer}.bias"] = d.sum(1)
-        for name, gradient in gradients.items():
-            first = part.layout.offsets[name]
-            here = slice(first, first + prod(part.layout.shapes[name]))
-            flats = (part.momentum, part.anchor, part.mask, None if part.compute is part.weight else part.compute)
-            others = [None if flat is None else flat[: len(d), here] for flat in flats]
-            weight, active = part.weight[: len(d), here], (count > 0).unsqueeze(1)
-            descend_(weight, gradient * factor.unsqueeze(1), rate, rule, None, active, *others)
+            self.by_gradient(part, f"{layer}.bias", d.sum(1), clip, count, rate)
 
-    return update
+    def by_gradient(self, part: Part, name: str, gradient: Tensor, clip: Tensor, count: Tensor, rate: Tensor) -> None:
+        first, rows = part.layout.offsets[name], slice(len(gradient))
+        here = slice(first, first + prod(part.layout.shapes[name]))
+        flats = (part.momentum, part.anchor, part.mask, None if part.compute is part.weight else part.compute)
+        others = [None if flat is None else flat[rows, here] for flat in flats]
+        clipped, active = gradient.to(part.weight.dtype) * clip.unsqueeze(1), (count > 0).unsqueeze(1)
+        descend_(part.weight[rows, here], clipped, rate, self.rule, None, active, *others)

@@ -5,11 +5,11 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
 from manyheads.engine.cuda_graphs.descent import Rule
-from manyheads.engine.cuda_graphs.fused import Update
 from manyheads.engine.cuda_graphs.rows import Part
 
 _TILE = 64
 _TILE_BATCH = 64
+_BLOCK = 2048
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _move(
 
 @triton.jit
 def _update(
-    weight, copy, momentum, anchor, mask, d, x, count, factor, rate,
+    weight, copy, momentum, anchor, mask, d, x, count, clip, rate,
     row_size, weight_at, bias_at, d_row, d_sample, x_row, x_sample, mu, decay, pull,
     BATCH: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
     TILE_BATCH: tl.constexpr, TILE_OUT: tl.constexpr, TILE_IN: tl.constexpr,
@@ -64,7 +64,7 @@ def _update(
             ).to(tl.float32)
             gradient = tl.dot(d_tile, x_tile, gradient, input_precision=PRECISION)
             bias_gradient += tl.sum(d_tile, 1)
-        scale, step = tl.load(factor + row), tl.load(rate)
+        scale, step = tl.load(clip + row), tl.load(rate)
         at = row * row_size + weight_at + outputs[:, None] * INPUTS + inputs[None, :]
         inside = (outputs[:, None] < OUTPUTS) & (inputs[None, :] < INPUTS)
         _move(
@@ -81,28 +81,63 @@ def _update(
             )  # fmt: skip
 
 
-def triton_update(rule: Rule, *, tensor_cores: bool) -> Update:
+@triton.jit
+def _apply(
+    weight, copy, momentum, anchor, mask, gradient, count, clip, rate,
+    row_size, leaf_at, size, mu, decay, pull, BLOCK: tl.constexpr,
+    COPY: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """One block of one worker's leaf, along its gradient."""
+    row = tl.program_id(1).to(tl.int64)
+    if tl.load(count + row) > 0:
+        place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        inside = place < size
+        along = tl.load(gradient + row * size + place, mask=inside, other=0.0).to(tl.float32) * tl.load(clip + row)
+        _move(
+            weight, copy, momentum, anchor, mask, row * row_size + leaf_at + place, inside, along, tl.load(rate),
+            mu, decay, pull, COPY, MOMENTUM, ANCHOR, MASK,
+        )  # fmt: skip
+
+
+class TritonUpdate:
     """For float32 rows on a GPU."""
 
-    def update(
-        part: Part, layer: str, d: Tensor, x: Tensor, factor: Tensor, count: Tensor, rate: Tensor, *, bias: bool
+    def __init__(self, rule: Rule, *, tensor_cores: bool) -> None:
+        self.rule, self.precision = rule, "tf32" if tensor_cores else "ieee"
+
+    def by_factors(
+        self, part: Part, layer: str, d: Tensor, x: Tensor, clip: Tensor, count: Tensor, rate: Tensor, *, bias: bool
     ) -> None:
         d = d if d.stride(2) == 1 else d.contiguous()
         x = x if x.stride(2) == 1 else x.contiguous()
         (rows, batch, outputs), inputs = d.shape, x.shape[2]
-        offsets, weight = part.layout.offsets, part.weight
+        offsets, rule = part.layout.offsets, self.rule
         tiles = triton.cdiv(outputs, _TILE) * triton.cdiv(inputs, _TILE)
-        # What is not there is never read; the weights stand in for its address.
-        present = [weight if flat is None else flat for flat in (part.momentum, part.anchor, part.mask)]
         _update[(tiles, rows)](  # pyright: ignore[reportIndexIssue]
-            weight, part.compute, *present, d, x, count, factor, rate,
-            weight.stride(0), offsets[f"{layer}.weight"], offsets[f"{layer}.bias"] if bias else 0,
+            *_flats(part), d, x, count, clip, rate,
+            part.weight.stride(0), offsets[f"{layer}.weight"], offsets[f"{layer}.bias"] if bias else 0,
             d.stride(0), d.stride(1), x.stride(0), x.stride(1), rule.momentum, rule.weight_decay, rule.pull,
             BATCH=batch, OUTPUTS=outputs, INPUTS=inputs,
             TILE_BATCH=min(_TILE_BATCH, max(16, triton.next_power_of_2(batch))), TILE_OUT=_TILE, TILE_IN=_TILE,
-            BIAS=bias, COPY=part.compute is not weight, MOMENTUM=part.momentum is not None,
-            ANCHOR=part.anchor is not None, MASK=part.mask is not None,
-            PRECISION="tf32" if tensor_cores else "ieee",
+            BIAS=bias, PRECISION=self.precision, **_present(part),
         )  # fmt: skip
 
-    return update
+    def by_gradient(self, part: Part, name: str, gradient: Tensor, clip: Tensor, count: Tensor, rate: Tensor) -> None:
+        gradient, rule = gradient.contiguous(), self.rule
+        rows, size = gradient.shape
+        _apply[(triton.cdiv(size, _BLOCK), rows)](  # pyright: ignore[reportIndexIssue]
+            *_flats(part), gradient, count, clip, rate,
+            part.weight.stride(0), part.layout.offsets[name], size, rule.momentum, rule.weight_decay, rule.pull,
+            BLOCK=_BLOCK, **_present(part),
+        )  # fmt: skip
+
+
+def _flats(part: Part) -> list[Tensor]:
+    """A part's memory; what is not there is never read, and the weights stand in for its address."""
+    there = (part.weight, part.compute, part.momentum, part.anchor, part.mask)
+    return [part.weight if flat is None else flat for flat in there]
+
+
+def _present(part: Part) -> dict[str, bool]:
+    flags = {"MOMENTUM": part.momentum, "ANCHOR": part.anchor, "MASK": part.mask}
+    return {"COPY": part.compute is not part.weight} | {name: flat is not None for name, flat in flags.items()}

@@ -6,6 +6,7 @@ from math import prod
 import torch
 from torch import nn
 
+from manyheads.engine.cuda_graphs.compiled import wanted
 from manyheads.engine.cuda_graphs.forward import WIDTH
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.stacked import stackable
@@ -17,6 +18,8 @@ _COPIES = 3
 """Of every worker's row: as a round began, as its phases leave it, as mixing makes it."""
 _PER_ACTIVATION = 3
 """Numbers held for each that a layer puts out: kept for backward, its gradient, one on the way."""
+_PER_PATCH = 2
+"""Numbers held for each in the patches of convolutions: kept for backward, and one on the way."""
 _LIBRARIES = 3 << 29
 """Context, kernels and workspaces."""
 _HEAVY_STEP = 20_000_000_000
@@ -86,11 +89,13 @@ def plan_memory(
     number = next((p.element_size() for p in model.parameters()), 4)
     weights = sum(p.numel() for p in model.parameters())
     row = weights * number + sum(b.numel() * b.element_size() for b in model.buffers())
-    stacked = stackable(model)
+    stack_images = stacks_images(trial, batch_size, precision)
+    stacked = stackable(model, images=stack_images)
     # At work a weight has its momentum and gradient beside it, and a copy where it is computed with in bf16.
     at_work = weights * (2 * number + (number if not precision.low else 4))
     width = batch_size if stacked else max(batch_size, WIDTH // 2)
-    activations = trial.activations * width * (2 if precision.low else number) * _PER_ACTIVATION
+    numbers = trial.activations * _PER_ACTIVATION + (trial.patches * _PER_PATCH if stacked else 0)
+    activations = numbers * width * (2 if precision.low else number)
     lanes = num_workers if stacked else choose_slots(trial, batch_size)
     images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     data = num_samples * prod(input_shape) * number * (2 if images else 1)
@@ -123,6 +128,12 @@ def free_memory(device: torch.device) -> int:
     # torch 2.6 takes a limit and cannot say it.
     share = getattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)(device)
     return min(free + torch.cuda.memory_reserved(device), int(share * total)) - taken
+
+
+def stacks_images(trial: Trial, batch_size: int, precision: Precision) -> bool:
+    """Whether chains of convolutions are stacked: where a worker's step is small, and may be compiled."""
+    compiles = wanted(torch.device("cuda")) and not precision.deterministic
+    return compiles and trial.products * batch_size <= _HEAVY_STEP
 
 
 def choose_slots(trial: Trial, batch_size: int) -> int:

@@ -1,4 +1,4 @@
-"""Many workers in stacked products, their whole step in one recording: for nets without convolutions and statistics.
+"""Many workers in stacked products, their whole step in one recording: for nets without statistics.
 
 Workers are sorted by their number of batches and recordings exist for a few numbers of leading workers, so that those
 who have finished cost little; within a recording they do not move.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from manyheads.engine.batches import dropout_key
-from manyheads.engine.chain import ChainKernel, Contribution, is_chain
+from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.compiled import compiled
 from manyheads.engine.cuda_graphs.descent import Descent, Rule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
@@ -36,10 +36,18 @@ _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 _FEWEST = 8
 
 
-def stackable(model: Split) -> bool:
-    """Whether stacking pays: convolutions would become grouped ones, which are slow, and statistics need masks."""
-    slow = (nn.modules.conv._ConvNd, BatchNorm)
-    return not any(isinstance(layer, slow) for layer in model.modules()) and not statistics(model)
+def stackable(model: Split, *, images: bool) -> bool:
+    """Whether stacking pays, with convolutions where ``images`` says so.
+
+    Statistics would need masks, and convolutions outside of chains would become grouped ones, which are slow.
+    """
+    if statistics(model) or any(isinstance(layer, BatchNorm) for layer in model.modules()):
+        return False
+    return is_chain(model, images=images) or not has_convolutions(model)
+
+
+def has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.modules())
 
 
 @dataclass(frozen=True)
@@ -85,9 +93,9 @@ class StackedTrainer:
         set_modes(model, phase)
         self.entries, self.lane, self.num_rows = entries, lane, num_rows
         self.device, dtype = entries.y.device, next(model.parameters()).dtype
-        chained = is_chain(model)
+        chained = is_chain(model, images=True)
         shapes = {name: p.shape for name, p in model.named_parameters()}
-        kind = Kind(num_rows, self.device, dtype, low=precision.low_names(model))
+        kind = Kind(num_rows, self.device, dtype, channels_last=True, low=precision.low_names(model))
         beside = extras(phase, gradient=not chained)
         self.moving = Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, beside)
         self.frozen = Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind)
@@ -185,15 +193,21 @@ class _Chain:
         )
 
     def step(self, step: Step) -> Tensor:
-        contributions, factor, sums = self.gradients(step.x, step.y, step.count, step.base, step.number, step.constants)
-        for layer, d, x, bias in contributions:
-            self.update(self.part_of[f"{layer}.weight"], layer, d, x, factor, step.count, self.rate, bias=bias)
+        factors, gradients, clip, sums = self.gradients(
+            step.x, step.y, step.count, step.base, step.number, step.constants
+        )
+        for layer, d, x, bias in factors:
+            part = self.part_of[f"{layer}.weight"]
+            self.update.by_factors(part, layer, d, x, clip, step.count, self.rate, bias=bias)
+        for name, gradient in gradients:
+            self.update.by_gradient(self.part_of[name], name, gradient, clip, step.count, self.rate)
         return sums
 
     def _gradients(
         self, x: Tensor, y: Tensor, count: Tensor, base: Tensor, number: Tensor, constants: Params
-    ) -> tuple[list[tuple[str, Tensor, Tensor, bool]], Tensor, Tensor]:
-        """Each moving layer's gradient in factors (name, d, x, bias), the clip's factors [A], sums of losses [A]."""
+    ) -> tuple[list[tuple[str, Tensor, Tensor, bool]], list[tuple[str, Tensor]], Tensor, Tensor]:
+        """Linear layers' gradients in factors (layer, d, x, bias), those of other leaves, the clip's factors [A], sums
+        of losses [A]."""
         kernel, (active, size) = self.kernel, x.shape[:2]
         keys = {name: dropout_key(base, number, kernel.layers[name]) for name in kernel.dropouts}
         tapes, outputs, contributions = {}, {}, []
@@ -223,11 +237,16 @@ class _Chain:
                     into_features = back if into_features is None else into_features + back
             if into_features is not None:
                 kernel.backward(kernel.body, body_tape, into_features, True, False, contributions)
-        factor = torch.ones(active, dtype=self.dtype, device=x.device)
+        # Of so many positions a product is cheaper than its factors are to read again.
+        products = {c.name: c.product() for c in contributions if isinstance(c.layer, nn.Conv2d)}
+        clip = torch.ones(active, dtype=self.dtype, device=x.device)
         if self.phase.optimizer.clip is not None and contributions:
-            exact = [Contribution(c.name, c.d.to(self.dtype), c.x.to(self.dtype), c.bias) for c in contributions]
-            factor = clip_factors(torch.stack([c.square_norm() for c in exact]).sum(0), self.phase.optimizer.clip)
-        return [(c.name, c.d, c.x, c.bias) for c in contributions], factor, sums
+            squares = torch.stack([c.square_norm(self.dtype, products.get(c.name)) for c in contributions])
+            clip = clip_factors(squares.sum(0), self.phase.optimizer.clip)
+        factors = [(c.name, c.d, c.x, c.bias) for c in contributions if c.name not in products]
+        leaves = [(f"{name}.weight", product.flatten(1)) for name, product in products.items()]
+        biases = [(f"{c.name}.bias", c.d.sum(1)) for c in contributions if c.name in products and c.bias]
+        return factors, leaves + biases, clip, sums
 
 
 class _Vmapped:

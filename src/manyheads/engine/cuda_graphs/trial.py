@@ -19,13 +19,15 @@ class Trial:
     """Numbers that layers put out."""
     products: int
     """Multiplications of convolutions and linear layers."""
+    patches: int
+    """Numbers in the patches that convolutions are products over."""
 
 
 def try_out(model: Split, input_shape: tuple[int, ...]) -> Trial:
     """Run the net in train mode on the meta device, where tensors have shapes and no numbers."""
     net = copy.deepcopy(model).to("meta").train()
     inside: list[str] = []
-    numbers = {"activations": 0, "products": 0}
+    numbers = {"activations": 0, "products": 0, "patches": 0}
 
     def watch(name: str, module: nn.Module) -> None:
         def enter(*_: object) -> None:
@@ -36,6 +38,8 @@ def try_out(model: Split, input_shape: tuple[int, ...]) -> Trial:
             if isinstance(output, Tensor) and not list(module.children()):
                 numbers["activations"] += output.numel()
                 numbers["products"] += _products(module, output)
+                if isinstance(module, nn.modules.conv._ConvNd):
+                    numbers["patches"] += _products(module, output) // module.out_channels
 
         module.register_forward_pre_hook(enter)
         module.register_forward_hook(leave)
@@ -50,7 +54,7 @@ def try_out(model: Split, input_shape: tuple[int, ...]) -> Trial:
             net(torch.empty(samples, *input_shape, dtype=dtype, device="meta"))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         blocked = inside[-1] if inside else "the model"
-    return Trial(blocked, numbers["activations"] // samples, numbers["products"] // samples)
+    return Trial(blocked, **{name: number // samples for name, number in numbers.items()})
 
 
 def output_shape(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
