@@ -1,12 +1,20 @@
 """First weights: equal for all, a function of the seed, and drawn without touching anybody's random numbers."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
-from manyheads.algorithms import DePRL, FedRep
+from manyheads import train
+from manyheads.algorithms import REGISTRY, DePRL, FedRep
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.local import LocalEngine
 from manyheads.errors import UserError
 from manyheads.initial import random_heads
+from manyheads.session import open_session
+from manyheads.store import Run
 
 
 def test_the_first_weights_are_equal_for_all_and_a_function_of_the_seed(lab):
@@ -81,3 +89,76 @@ def test_opening_leaves_torchs_generator_alone(lab):
     algorithm = DePRL(heads="random")
     algorithm.init(lab.opened(lab.tiny(algorithm)).ctx)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def held() -> nn.Sequential:
+    """A net whose first layer is not to be trained."""
+    layers = [nn.Linear(6, 5).requires_grad_(False), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)]
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched", "cuda-graphs"])
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_layer_that_is_not_trained_is_as_if_the_data_had_gone_through_it_before(lab, name, engine):
+    whole = held().double()
+    first, rest = whole[:2], copy.deepcopy(whole[2:])
+    data = lab.blobs()
+    x_train, x_test = (first(x.double()).float().detach() for x in (data.x_train, data.x_test))
+    through = replace(data, x_train=x_train, x_test=x_test, source=None)
+    ends = []
+    for model, own in ((whole, data), (rest, through)):
+        session = open_session(lab.tiny(REGISTRY[name](), model=model, data=own), replace(lab.cpu, engine="loop"))
+        if model is whole and engine != "loop":
+            session = replace(session, ctx=replace(session.ctx, engine=other_engine(session, engine)))
+        ends.append(lab.states(session)[-1].params)
+    found, expected = ends
+    assert found.keys() == {leaf.replace("representation.0.", "representation.2.") for leaf in expected}
+    for leaf, value in expected.items():
+        same = found[leaf.replace("representation.0.", "representation.2.")]
+        torch.testing.assert_close(same, value, rtol=1e-4, atol=1e-6)
+
+
+def other_engine(session, name):
+    assert isinstance(session.ctx.engine, LocalEngine)
+    work = session.ctx.engine.work
+    if name == "cuda-graphs":
+        return CudaGraphsEngine(work, precision=Precision("float64"), num_slots=2, num_stacked=3, compile=False)
+    return open_session(session.experiment, replace(session.runtime, engine=name)).ctx.engine
+
+
+def test_what_is_not_trained_is_drawn_from_the_seed_and_found_again(lab, tmp_path):
+    experiment, runtime = lab.tiny(DePRL(), model=held), replace(lab.cpu, out=tmp_path)
+    *_, last = train(experiment, runtime)
+    first = open_session(experiment, lab.cpu).ctx.model.get_buffer("representation.0.weight")
+    torch.manual_seed(7)
+    models = [Run.open(tmp_path, model=held, data=experiment.data).model(worker) for worker in range(2)]
+    assert all(torch.equal(model.state_dict()["representation.0.weight"], first) for model in models)
+    assert all(torch.equal(leaf, models[0].state_dict()[name]) for name, leaf in Run.open(tmp_path).constants().items())
+    sent = sum(leaf.numel() for name, leaf in models[0].named_parameters() if name.startswith("representation.2."))
+    rounds, neighbours, size = 2, 2, 8
+    assert last.bytes_sent_per_worker == rounds * neighbours * size * sent, "what is trained, and no more"
+
+
+def test_something_must_be_left_to_train(lab):
+    with pytest.raises(UserError, match="all parameters of the model have requires_grad=False"):
+        lab.opened(lab.tiny(DePRL(), model=held().requires_grad_(False)))
+
+
+def test_a_run_goes_on_with_what_it_was_begun_with(lab, tmp_path):
+    """As weights of a file that was replaced."""
+    changes = []
+
+    def net() -> nn.Module:
+        made = held()
+        for change in changes:
+            change(made)
+        return made
+
+    experiment, runtime = lab.tiny(DePRL(), model=net), replace(lab.cpu, out=tmp_path)
+    next(iter(train(experiment, runtime)))
+    for change in (lambda made: made[0].weight.add_(1), lambda made: made.requires_grad_(True)):
+        changes[:] = [change]
+        with pytest.raises(UserError, match="was begun with other weights that have requires_grad=False"):
+            list(train(experiment, runtime))
+    changes.clear()
+    assert [record.round for record in train(experiment, runtime)] == [2]

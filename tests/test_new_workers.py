@@ -132,3 +132,25 @@ def test_from_python_new_workers_are_records_too(lab: SimpleNamespace, tmp_path:
     found = list(join(source, NewWorkers(workers=6, head_epochs=3), lab.cpu))
     assert [record.round for record in found] == [1, 2, 3]
     assert found[-1].train_loss < found[0].train_loss
+
+
+def test_layers_that_are_not_trained_are_the_runs(lab: SimpleNamespace, tmp_path: Path) -> None:
+    def held() -> torch.nn.Module:
+        layers = [torch.nn.Linear(6, 5).requires_grad_(False), torch.nn.ReLU(), torch.nn.Linear(5, 4)]
+        return torch.nn.Sequential(*layers, torch.nn.Linear(4, 3))
+
+    experiment = lab.tiny(REGISTRY["deprl"](), split="iid", model=held)
+    for _ in run(lab.opened_in(experiment, tmp_path / "run")):
+        pass
+    source = Run.open(tmp_path / "run", data=experiment.data, model=held)
+    session = open_join(source, NewWorkers(workers=3, head_epochs=1), replace(lab.cpu, out=tmp_path / "new"))
+    constants = source.constants()
+    assert constants.keys() == {"representation.0.weight", "representation.0.bias"}
+    assert all(torch.equal(session.ctx.model.get_buffer(name), leaf) for name, leaf in constants.items())
+    for _ in run(session):
+        pass
+    new = Run.open(tmp_path / "new", data=experiment.data, model=held)
+    assert all(torch.equal(new.constants()[name], leaf) for name, leaf in constants.items())
+    trained = Run.open(tmp_path / "run", data=experiment.data, model=lambda: held().requires_grad_(True))
+    with pytest.raises(UserError, match="trains other layers than in"):
+        open_join(trained, NewWorkers(workers=3), lab.cpu)

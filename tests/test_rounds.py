@@ -112,11 +112,11 @@ def test_the_directory_is_taken_up_before_the_first_round_and_given_back(lab, tm
 
 def test_python_is_told_by_its_logger_and_nothing_is_printed(lab, caplog, capfd):
     def net() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3)).requires_grad_(False)
+        return torch.nn.Sequential(torch.nn.Linear(6, 4).requires_grad_(False), torch.nn.ReLU(), torch.nn.Linear(4, 3))
 
     with caplog.at_level("INFO", logger="manyheads"):
         list(train(lab.tiny(DePRL(), model=net), lab.cpu))
-    assert any("requires_grad=False of" in message for message in caplog.messages)
+    assert any("requires_grad=False: representation.0.weight and 1 more" in message for message in caplog.messages)
     assert capfd.readouterr() == ("", "")
 
 

@@ -158,11 +158,6 @@ def test_what_the_user_should_know_is_noted(lab):
     session = lab.opened(lab.tiny(DePRL(), model=noisy))
     assert session.engine == "loop" and any("random numbers" in note for note in session.notes)
 
-    def frozen() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(6, 4).requires_grad_(False), torch.nn.Linear(4, 3))
-
-    assert any("requires_grad=False" in note for note in lab.opened(lab.tiny(DePRL(), model=frozen)).notes)
-
 
 def test_where_a_run_was_computed_is_described(lab):
     described = open_session(lab.tiny(DePRL()), Runtime(device="cpu", threads=1, engine="loop")).describe_runtime()

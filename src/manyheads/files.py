@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.errors import UserError
@@ -111,6 +112,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             file.write(chunk)
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, Tensor] | None:
+    """All of a safetensors file; None: there is none."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be read ({error}): put the file back.") from None
 
 
 def sha256(path: Path) -> str:

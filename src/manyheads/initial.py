@@ -14,7 +14,7 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.models import build
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split
+from manyheads.models.split import Split, hold_still, statistics
 from manyheads.randomness import key, torch_seed
 from manyheads.tree import Params, stack
 
@@ -39,7 +39,9 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
             head=experiment.head,
             norm=experiment.norm,
         )
-    return experiment.algorithm.prepare(model.to(experiment.dtype))
+    model = experiment.algorithm.prepare(model.to(experiment.dtype))
+    hold_still(model)
+    return model
 
 
 def place(leaves: Params, engine: Engine, device: torch.device) -> Params:
@@ -54,8 +56,7 @@ def first_state(model: Split, num_workers: int, engine: Engine, device: torch.de
     # In a checkpoint's order: how a user's weights lie in memory would decide last bits, until the run is continued.
     plain = torch.contiguous_format
     params = {name: p.detach().clone(memory_format=plain) for name, p in model.named_parameters()}
-    persistent = model.state_dict().keys()
-    buffers = {name: b.clone(memory_format=plain) for name, b in model.named_buffers() if name in persistent}
+    buffers = {name: b.clone(memory_format=plain) for name, b in statistics(model).items()}
 
     def everyone(leaves: Params) -> Params:
         return {name: leaf.expand(num_workers, *leaf.shape) for name, leaf in place(leaves, engine, device).items()}

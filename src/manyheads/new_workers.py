@@ -75,6 +75,11 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         )
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
+    constants, model = run.constants(), session.ctx.model
+    if set(constants) != set(model.constants):
+        raise UserError(f"the model trains other layers than in {run.path} (requires_grad): give the one of the run.")
+    for name, constant in constants.items():
+        model.get_buffer(name).copy_(constant)
     whose = (
         f"of worker i mod {source.workers}" if new.representation == "own" else f"the mean of {source.workers} workers"
     )

@@ -69,6 +69,9 @@ def run(session: Session) -> Iterator[Step]:
         directory = _open_directory(session, session.folder(out), held)
         if _is_finished(session, directory):
             return iter(())
+        if session.sharers.rank == 0:
+            model = session.ctx.model
+            directory.keep_constants({name: model.get_buffer(name).cpu() for name in model.constants})
         saver = Saver(session, directory)
         steps = _rounds(session, *_take_up(session, saver), saver)
         return _holding(held.pop_all(), steps)

@@ -224,8 +224,10 @@ def _remarks(asked: Experiment, experiment: Experiment, model: Split) -> Iterato
     """What the user should know about an experiment, as it was asked for and as it became."""
     if asked.step_seconds is None and not knows_speed(experiment.model):
         yield f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess; give --step-seconds."
-    if frozen := [name for name, p in model.named_parameters() if not p.requires_grad]:
-        yield f"requires_grad=False of {frozen[0]} is not looked at: all of a part that moves is trained."
+    if model.constants:
+        first, *others = model.constants
+        more = f" and {len(others)} more" if others else ""
+        yield f"requires_grad=False: {first}{more} will stay as given, alike for all workers."
     if random_module := needs_loop(model):
         yield f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round."
 

@@ -55,6 +55,20 @@ def test_arrays_and_a_loss_that_only_python_can_give_are_not_needed(tmp_path: Pa
     assert about["data"]["kind"] == "arrays" and about["run_id"] == record.run_id
 
 
+def test_layers_that_were_not_trained_are_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "from torch import nn",
+        "def half():",
+        "    first = nn.Linear(64, 6).requires_grad_(False)",
+        "    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 10))",
+    ]
+    (tmp_path / "half_trained.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["--workers", "3", "--rounds", "1", "--model", "half_trained:half", "--quiet"]
+    assert main(["train", "deprl", *words, "--out", str(tmp_path / "run")]) == 0
+    _use(tmp_path / "run", 1, tmp_path / "model.safetensors")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -187,3 +187,11 @@ def test_group_norm_normalises_vectors_as_a_whole() -> None:
     y = norm(torch.randn(3, 8))
     torch.testing.assert_close(y.mean(1), torch.zeros(3), atol=1e-6, rtol=0)
     assert y.unique().numel() == 24
+
+
+@pytest.mark.parametrize("make", [own_batchnorm, group_norm])
+def test_what_is_not_to_be_trained_stays_so(make) -> None:
+    layer = nn.BatchNorm2d(4)
+    layer.weight.requires_grad_(False)
+    ours = make(nn.Sequential(layer))[0] if make is group_norm else make(layer)
+    assert {name: p.requires_grad for name, p in ours.named_parameters()} == {"weight": False, "bias": True}

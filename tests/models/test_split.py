@@ -11,7 +11,7 @@ from torch.func import functional_call
 from manyheads.errors import UserError
 from manyheads.models.dropout import Dropout
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, split
+from manyheads.models.split import Split, cacheable_prefix, cut, hold_still, needs_loop, split, statistics
 
 X = torch.linspace(-1, 1, 24).view(4, 6)
 
@@ -334,3 +334,28 @@ def test_what_is_random_is_forgotten_only_where_it_is_cut_off() -> None:
     net = split(chain(Noise(), nn.Tanh()), None, X)
     assert needs_loop(cut(net, 2)[1]) == "representation.2"
     assert needs_loop(cut(net, 4)[1]) is None
+
+
+def test_what_is_not_trained_leaves_the_state_and_the_net_computes_the_same() -> None:
+    shared = nn.Linear(5, 5)
+    net = split(
+        nn.Sequential(nn.Linear(6, 5), nn.LSTM(5, 5), Last(), shared, nn.ReLU(), shared, nn.Linear(5, 3)), "6", X
+    )
+    net.representation[1].requires_grad_(False)
+    shared_weight = net.representation[3].weight.requires_grad_(False)
+    expected, before = net(X), set(names(net))
+    hold_still(net)
+    held = {name for name in before if name.startswith("representation.1.")} | {"representation.3.weight"}
+    assert set(net.constants) == held and set(names(net)) == before - held
+    assert not statistics(net)
+    assert torch.equal(net(X), expected)
+    assert net.representation[5].weight.data_ptr() == shared_weight.data_ptr(), "one tensor in both places"
+    more = copy.deepcopy(net).double()
+    assert more.representation[1].weight_hh_l0.dtype == torch.float64
+
+
+class Last(nn.Module):
+    """What an LSTM gives, without its state."""
+
+    def forward(self, given: tuple[Tensor, object]) -> Tensor:
+        return given[0]

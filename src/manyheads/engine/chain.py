@@ -67,6 +67,9 @@ def _layers(module: nn.Module, name: str) -> Chain | None:
     # No class made out of these: it may compute something else.
     if type(module) not in _LAYERS:
         return None
+    # No weights that are constants: they are not among the workers' rows.
+    if isinstance(module, (nn.Linear, nn.Conv2d)) and next(module.buffers(), None) is not None:
+        return None
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return None
     if isinstance(module, nn.Conv2d) and not has_patches(module):

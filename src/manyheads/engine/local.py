@@ -19,7 +19,7 @@ from manyheads.engine.batches import Plan, as_index, dropout_base, num_batches, 
 from manyheads.engine.kernel import Batch, Kernel, dropouts, point_at, set_modes
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
-from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop
+from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics
 from manyheads.randomness import generator, key, torch_seed
 from manyheads.tree import Buffers, Params, clone, group, select
 
@@ -259,9 +259,9 @@ class LocalEngine:
 
     def _let_go(self) -> None:
         """Point the replicas at the first weights: one that stays at a worker's row keeps all rows in memory."""
-        first, kept = self.work.model, self.work.model.state_dict().keys()
+        first = self.work.model
         params = {name: parameter.detach().unsqueeze(0) for name, parameter in first.named_parameters()}
-        buffers = {name: buffer.unsqueeze(0) for name, buffer in first.named_buffers() if name in kept}
+        buffers = {name: buffer.unsqueeze(0) for name, buffer in statistics(first).items()}
         for model in self._replicas:
             point_at(model, params, buffers, 0)
 

@@ -42,6 +42,8 @@ class Split(nn.Module):
         """Modules that were seen, in train mode, to give a sample another output beside other samples."""
         self.mixes_samples = False
         """Whether the net as a whole was seen to do so, BatchNorm apart, which leaves padding out."""
+        self.constants: tuple[str, ...] = ()
+        """What ``hold_still`` took out of the parameters."""
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -104,6 +106,25 @@ def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
     if {id(p) for p in net.representation.parameters()} & {id(p) for p in top.parameters()}:
         raise UserError(f"head '{head}' shares parameters with the rest of the model: choose a head that owns its own.")
     return _watched(net.train(), example)
+
+
+def hold_still(net: Split) -> None:
+    """Let parameters with requires_grad=False be constants: one tensor for all workers, outside of their state."""
+    constants = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
+    if constants and not any(parameter.requires_grad for parameter in net.parameters()):
+        raise UserError("all parameters of the model have requires_grad=False: leave some of them to train.")
+    for module in net.modules():
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            if not parameter.requires_grad:
+                delattr(module, name)
+                module.register_buffer(name, parameter.detach(), persistent=False)
+    net.constants = tuple(constants)
+
+
+def statistics(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that are part of a worker's state."""
+    kept = module.state_dict().keys()
+    return {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
 def needs_loop(net: Split) -> str | None:

@@ -5,14 +5,18 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from manyheads.checkpoint import Snapshot, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.files import read_tensors
 from manyheads.models import Split, build
+from manyheads.models.split import statistics
 from manyheads.randomness import torch_seed
 from manyheads.store.layout import (
     CHECKPOINT,
+    CONSTANTS,
     EXPERIMENT,
     METRICS,
     MODEL,
@@ -85,6 +89,10 @@ class Run:
             raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
         return described
 
+    def constants(self) -> dict[str, Tensor]:
+        """What all workers' nets have alike and none trains, as requires_grad=False asks for."""
+        return read_tensors(self.path / CONSTANTS) or {}
+
     def model(self, worker: int) -> Split:
         """The net a worker deploys, on the CPU and in eval mode. Reads that worker's rows only."""
         # What does not shape the net need not be given to use it.
@@ -114,10 +122,9 @@ class Run:
                 weights = {name: file.get_slice(name)[row] for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): train the run again, or put the file back.") from None
-        # What a net uses in several places has several names in a state_dict, and is kept under the first.
-        own = {name: leaf.shape for name, leaf in [*net.named_parameters(), *net.named_buffers()]}
-        kept = {name: own[name] for name in own.keys() & net.state_dict().keys()}
-        if kept != {name: leaf.shape for name, leaf in weights.items()}:
+        weights |= self.constants()
+        own = {**dict(net.named_parameters()), **statistics(net)}
+        if {name: leaf.shape for name, leaf in own.items()} != {name: leaf.shape for name, leaf in weights.items()}:
             raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.")
         net.load_state_dict(weights, strict=False)
         return net.eval()

@@ -1,6 +1,6 @@
 """A run directory that is being written: by one process at a time, to one experiment, whole files or none."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -14,10 +14,11 @@ from manyheads.checkpoint import latest_round
 from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, flat
-from manyheads.files import disk_errors, locked, to_json, write_atomically, write_tensors
+from manyheads.files import disk_errors, locked, read_tensors, to_json, write_atomically, write_tensors
 from manyheads.record import Record
 from manyheads.store.layout import (
     CHECKPOINT,
+    CONSTANTS,
     EXPERIMENT,
     METRICS,
     MODEL,
@@ -92,6 +93,19 @@ class RunDirectory:
             return None
         del workers["round"]
         return Record(**metrics, per_worker=workers)
+
+    def keep_constants(self, constants: Mapping[str, Tensor]) -> None:
+        """Keep what no worker trains; where it is kept already, it must be the same."""
+        path = self.path / CONSTANTS
+        kept = read_tensors(path)
+        if kept is None:
+            if constants:
+                write_tensors(path, constants)
+        elif kept.keys() != constants.keys() or not all(torch.equal(kept[name], constants[name]) for name in kept):
+            raise UserError(
+                f"{self.path} was begun with other weights that have requires_grad=False: give the model it was begun"
+                " with, or choose another --out."
+            )
 
     def save_models(self, params: Params, buffers: Buffers, description: dict[str, Any]) -> None:
         """Keep what every worker deploys, leaves [workers, ...], and what it takes to build the net again."""

@@ -11,8 +11,9 @@ from manyheads.engine.cuda_graphs.feed import Entries, Feed, Pool, upload
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, Rows
 from manyheads.engine.cuda_graphs.schedule import in_widths
-from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant, statistics
+from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant
 from manyheads.engine.phase import Loss
+from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, strip_prefix
 
 WIDTH = 256

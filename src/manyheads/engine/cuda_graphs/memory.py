@@ -12,7 +12,7 @@ from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.stacked import stackable
 from manyheads.engine.cuda_graphs.trial import Trial, try_out
 from manyheads.errors import UserError
-from manyheads.models.split import Split
+from manyheads.models.split import Split, statistics
 
 _COPIES = 3
 """Of every worker's row: as a round began, as its phases leave it, as mixing makes it."""
@@ -88,7 +88,7 @@ def plan_memory(
     trial = trial or try_out(model, input_shape)
     number = next((p.element_size() for p in model.parameters()), 4)
     weights = sum(p.numel() for p in model.parameters())
-    row = weights * number + sum(b.numel() * b.element_size() for b in model.buffers())
+    row = weights * number + sum(b.numel() * b.element_size() for b in statistics(model).values())
     stack_images = stacks_images(trial, batch_size, precision)
     stacked = stackable(model, images=stack_images)
     # At work a weight has its momentum and gradient beside it, and a copy where it is computed with in bf16.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
 from manyheads.engine.cuda_graphs.rows import Extras, Kind, Rows, load
 from manyheads.engine.phase import Phase
+from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, group
 
 Variant = Hashable
@@ -68,12 +69,6 @@ def phase_slots(
         Slot.make(Rows(frozen, kind), Rows(moving, kind, beside), statistics(model), phase.constants, sums)
         for _ in lanes
     ]
-
-
-def statistics(model: nn.Module) -> Buffers:
-    """One worker's statistics, [...] each, as the state names them."""
-    kept = model.state_dict().keys()
-    return {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 @dataclass(frozen=True)

@@ -22,14 +22,13 @@ from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, Rows, copy_all, load
 from manyheads.engine.cuda_graphs.schedule import Schedule
-from manyheads.engine.cuda_graphs.slots import statistics
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropouts, per_sample, set_modes
 from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import clip_factors
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split
+from manyheads.models.split import Split, statistics
 from manyheads.tree import Params, add_prefix, group
 
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
