@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from manyheads.errors import UserError
-from manyheads.files import locked, replacing, sha256, to_json, write_atomically, write_tensors
+from manyheads.files import locked, read_tensors, replacing, sha256, to_json, write_atomically, write_tensors
 
 DTYPES = [
     torch.float64,
@@ -92,6 +92,18 @@ def test_tensors_may_share_memory(tmp_path: Path) -> None:
     found = load_file(tmp_path / "x")
     assert torch.equal(found["b"], leaf)
     assert torch.equal(found["c"], leaf[:1].expand(4, 3))
+
+
+def test_tensors_are_read_back_and_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path, tensors = tmp_path / "t.safetensors", {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7)}
+    assert read_tensors(path) is None
+    write_tensors(path, tensors)
+    found = read_tensors(path)
+    assert found is not None and found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], leaf) for name, leaf in tensors.items())
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(UserError, match=r"t.safetensors cannot be read .*: put the file back"):
+        read_tensors(path)
 
 
 def test_json_holds_no_number_that_is_not_finite() -> None:
