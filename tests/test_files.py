@@ -106,6 +106,13 @@ def test_tensors_are_read_back_and_a_damaged_file_is_named(tmp_path: Path) -> No
         read_tensors(path)
 
 
+def test_one_number_of_one_worker(tmp_path: Path) -> None:
+    """As a counter of batches that a process with a single worker has."""
+    write_tensors(tmp_path / "t", {"expanded": torch.tensor(7).expand(1), "none": torch.zeros(0, 3)})
+    found = load_file(tmp_path / "t")
+    assert found["expanded"].tolist() == [7] and found["none"].shape == (0, 3)
+
+
 def test_json_holds_no_number_that_is_not_finite() -> None:
     value = {"a": [1.5, float("nan")], "b": {"c": (float("inf"), -2)}, "d": None, "e": True}
     assert to_json(value) == '{"a": [1.5, null], "b": {"c": [null, -2]}, "d": null, "e": true}'

@@ -97,6 +97,14 @@ def held() -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def test_a_layer_that_is_not_trained_costs_no_engine(lab):
+    session = lab.opened(lab.tiny(DePRL(), model=held))
+    assert session.engine == "batched"
+    half = held()
+    half[0].bias.requires_grad_(True)
+    assert lab.opened(lab.tiny(DePRL(), model=half)).engine == "loop", "half a layer is nobody's rule"
+
+
 @pytest.mark.parametrize("engine", ["loop", "batched", "cuda-graphs"])
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_layer_that_is_not_trained_is_as_if_the_data_had_gone_through_it_before(lab, name, engine):
@@ -158,7 +166,18 @@ def test_a_run_goes_on_with_what_it_was_begun_with(lab, tmp_path):
     next(iter(train(experiment, runtime)))
     for change in (lambda made: made[0].weight.add_(1), lambda made: made.requires_grad_(True)):
         changes[:] = [change]
-        with pytest.raises(UserError, match="was begun with other weights that have requires_grad=False"):
+        with pytest.raises(UserError, match=r"was begun with (other weights|another net)"):
             list(train(experiment, runtime))
     changes.clear()
     assert [record.round for record in train(experiment, runtime)] == [2]
+
+
+def test_a_layer_that_was_trained_is_not_held_still_later(lab, tmp_path):
+    module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    experiment, runtime = lab.tiny(DePRL(), model=module), replace(lab.cpu, out=tmp_path)
+    next(iter(train(experiment, runtime)))
+    module[0].requires_grad_(False)
+    with pytest.raises(UserError, match=r"begun with another net \(representation.0.weight differs"):
+        list(train(experiment, runtime))
+    module[0].requires_grad_(True)
+    assert [record.round for record in train(experiment, runtime)] == [2], "nothing was written meanwhile"

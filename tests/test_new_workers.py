@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from manyheads.algorithms import REGISTRY
+from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.new_workers import NewWorkers, join, open_join
@@ -146,11 +147,29 @@ def test_layers_that_are_not_trained_are_the_runs(lab: SimpleNamespace, tmp_path
     session = open_join(source, NewWorkers(workers=3, head_epochs=1), replace(lab.cpu, out=tmp_path / "new"))
     constants = source.constants()
     assert constants.keys() == {"representation.0.weight", "representation.0.bias"}
-    assert all(torch.equal(session.ctx.model.get_buffer(name), leaf) for name, leaf in constants.items())
-    for _ in run(session):
-        pass
+    work = session.ctx.engine.work
+    assert all(torch.equal(work.model.get_buffer(name), leaf) for name, leaf in constants.items()), "it trains on them"
+    *_, last = run(session)
     new = Run.open(tmp_path / "new", data=experiment.data, model=held)
     assert all(torch.equal(new.constants()[name], leaf) for name, leaf in constants.items())
+    shards = session.federation.test
+    scores = [
+        accuracy(new.model(worker)(shards.x[shards.index[shards.rows(worker)]]), shards.y[shards.rows(worker)]).mean()
+        for worker in range(3)
+    ]
+    assert last.record is not None and last.record.accuracy_mean == pytest.approx(torch.stack(scores).mean().item())
     trained = Run.open(tmp_path / "run", data=experiment.data, model=lambda: held().requires_grad_(True))
-    with pytest.raises(UserError, match="trains other layers than in"):
+    with pytest.raises(UserError, match="requires_grad=False does not fit this model and data"):
         open_join(trained, NewWorkers(workers=3), lab.cpu)
+
+
+def test_new_heads_on_a_representation_that_nobody_has_trained(lab: SimpleNamespace, tmp_path: Path) -> None:
+    def probed() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, 5).requires_grad_(False), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+
+    experiment = lab.tiny(REGISTRY["local"](), split="iid", model=probed)
+    for _ in run(lab.opened_in(experiment, tmp_path / "run")):
+        pass
+    source = Run.open(tmp_path / "run", data=experiment.data, model=probed)
+    *_, last = run(open_join(source, NewWorkers(workers=3, head_epochs=2), lab.cpu))
+    assert last.round == 2

@@ -148,7 +148,9 @@ def _ours(handle: int) -> bool:
 def _chunks(head: bytes, leaves: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
     yield head
     for leaf in leaves:
-        yield leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        whole = leaf.detach().cpu().contiguous()
+        # Not reshape(-1): a single number may keep the stride of an expanded one, and can then not be seen as bytes.
+        yield whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def _finite(value: Any) -> Any:

@@ -1,9 +1,10 @@
 """The weights that a run begins with, functions of the seed and alike for every algorithm, and where they are put."""
 
 import copy
+from collections.abc import Mapping
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads import host_memory
 from manyheads.algorithms.base import State
@@ -14,7 +15,7 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.models import build
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split, hold_still, statistics
+from manyheads.models.split import Split, constants_of, hold_still, statistics
 from manyheads.randomness import key, torch_seed
 from manyheads.tree import Params, stack
 
@@ -42,6 +43,19 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
     model = experiment.algorithm.prepare(model.to(experiment.dtype))
     hold_still(model)
     return model
+
+
+def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:
+    """Let what no worker trains be a run's."""
+    shapes, offered = (
+        {name: leaf.shape for name, leaf in leaves.items()} for leaves in (constants_of(model), constants)
+    )
+    if shapes != offered:
+        raise UserError(
+            "what the run has with requires_grad=False does not fit this model and data: give those of the run."
+        )
+    for name, leaf in constants.items():
+        model.get_buffer(name).copy_(leaf)
 
 
 def place(leaves: Params, engine: Engine, device: torch.device) -> Params:

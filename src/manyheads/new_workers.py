@@ -1,6 +1,5 @@
 """New workers: what a finished run has learned, given to workers that had no part in it and train only their heads."""
 
-import hashlib
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from manyheads.rounds import records
 from manyheads.session import Session, open_session
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION
-from manyheads.tree import Params, select
+from manyheads.tree import Params, fingerprint, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,25 +63,23 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
     learned = run.state()
     leaves = select({**learned.params, **learned.buffers}, REPRESENTATION)
-    if not select(learned.params, REPRESENTATION):
+    constants = run.constants()
+    if not select({**learned.params, **constants}, REPRESENTATION):
         raise UserError(f"{run.path} has learned no representation, as its head is all of the net: give another run.")
     if new.data is None and is_own_file(source.data) and not Path(str(source.data)).exists():
         raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
-    session = open_session(_experiment(source, leaves, new), runtime)
+    session = open_session(_experiment(source, {**leaves, **constants}, new), runtime, constants=constants)
     if new.data is None and saved_content(run.path / PARTITION) not in (None, session.everyone.content):
         raise UserError(
             f"{run.path} was trained on other data than {source.data} holds now: put them back, or give --data."
         )
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
-    constants, model = run.constants(), session.ctx.model
-    if set(constants) != set(model.constants):
-        raise UserError(f"the model trains other layers than in {run.path} (requires_grad): give the one of the run.")
-    for name, constant in constants.items():
-        model.get_buffer(name).copy_(constant)
-    whose = (
-        f"of worker i mod {source.workers}" if new.representation == "own" else f"the mean of {source.workers} workers"
-    )
+    # A site has those of its own workers alone.
+    held = range(source.workers)[run.hosted()]
+    whose = f"of worker i mod {len(held)}" if new.representation == "own" else f"the mean of {len(held)} workers"
+    if new.representation == "own" and held.start:
+        whose = f"of worker {held.start} + i mod {len(held)}"
     session.notes.append(f"Representation after {learned.round} rounds of {run.path}: {whose}.")
     first = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
     return replace(session, ctx=replace(session.ctx, initial=first))
@@ -91,7 +88,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
 def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorkers) -> Experiment:
     return replace(
         source,
-        algorithm=Join(run=source.run_id, learned=_fingerprint(leaves), representation=new.representation),
+        algorithm=Join(run=source.run_id, learned=fingerprint(leaves), representation=new.representation),
         data=source.data if new.data is None else new.data,
         workers=new.workers,
         split=new.split or source.split,
@@ -126,11 +123,3 @@ def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], r
         return mean.repeat(len(ids), *[1] * mean.ndim)
 
     return place({name: taken(leaf) for name, leaf in leaves.items()}, session.ctx.engine, session.device)
-
-
-def _fingerprint(leaves: Mapping[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, leaf in leaves.items():
-        digest.update(name.encode())
-        digest.update(leaf.contiguous().numpy().data)
-    return digest.hexdigest()[:12]

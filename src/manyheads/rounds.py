@@ -15,6 +15,7 @@ from manyheads.files import locked
 from manyheads.measure import check_finite, checked_loss, make_record, measure
 from manyheads.metrics.clock import Clock, Speed
 from manyheads.metrics.theory import theory_terms
+from manyheads.models.split import constants_of
 from manyheads.network.sites import refuse_others
 from manyheads.record import Record
 from manyheads.saver import Saver, restore
@@ -69,9 +70,6 @@ def run(session: Session) -> Iterator[Step]:
         directory = _open_directory(session, session.folder(out), held)
         if _is_finished(session, directory):
             return iter(())
-        if session.sharers.rank == 0:
-            model = session.ctx.model
-            directory.keep_constants({name: model.get_buffer(name).cpu() for name in model.constants})
         saver = Saver(session, directory)
         steps = _rounds(session, *_take_up(session, saver), saver)
         return _holding(held.pop_all(), steps)
@@ -112,6 +110,8 @@ def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
     snapshot, notes = saver.load()
     session.notes.extend(notes)
     state = restore(session, snapshot) if snapshot else session.experiment.algorithm.init(session.ctx)
+    if session.sharers.rank == 0:
+        directory.keep_constants(constants_of(session.ctx.model))
     round = snapshot.round if snapshot else 0
     if sites:
         own, round = round, max(map(int, processes.texts(str(round))))

@@ -3,7 +3,7 @@
 import copy
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +25,18 @@ from manyheads.engine.phase import Engine, Loss, accuracy, cross_entropy, single
 from manyheads.engine.workload import Transform, Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
-from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads
+from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads, take_constants
 from manyheads.machine import cores
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, needs_loop
-from manyheads.network.agreement import NOT_IN_SITES, compare, floor_in_sites, meet_sites, sizes_in_sites
+from manyheads.network.agreement import (
+    NOT_IN_SITES,
+    compare,
+    compare_weights,
+    floor_in_sites,
+    meet_sites,
+    sizes_in_sites,
+)
 from manyheads.network.base import Network
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
@@ -99,10 +106,15 @@ class Session:
         }
 
 
-def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | None = None) -> Session:
+def open_session(
+    experiment: Experiment,
+    runtime: Runtime,
+    progress: Progress | None = None,
+    constants: Mapping[str, Tensor] | None = None,
+) -> Session:
     """Build everything a run needs. Every mistake in the experiment shows here, before anything is written.
 
-    ``progress`` is called while a data set is downloaded.
+    ``progress`` is called while a data set is downloaded. ``constants``: of a run that this one builds upon.
     """
     for given, wanted in ((experiment, Experiment), (runtime, Runtime)):
         if not isinstance(given, wanted):
@@ -119,6 +131,10 @@ def open_session(experiment: Experiment, runtime: Runtime, progress: Progress | 
     placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
     federation = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
     model = initial_model(experiment, federation)
+    if constants is not None:
+        take_constants(model, constants)
+    if processes.count > 1:
+        compare_weights(processes, model)
     _check_training(experiment, model, federation)
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(federation, device, experiment.dtype)
@@ -223,7 +239,8 @@ def _context(
 def _remarks(asked: Experiment, experiment: Experiment, model: Split) -> Iterator[str]:
     """What the user should know about an experiment, as it was asked for and as it became."""
     if asked.step_seconds is None and not knows_speed(experiment.model):
-        yield f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess; give --step-seconds."
+        guess = f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess"
+        yield f"{guess}: give --step-seconds, which inspect speed measures."
     if model.constants:
         first, *others = model.constants
         more = f" and {len(others)} more" if others else ""

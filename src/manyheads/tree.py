@@ -1,5 +1,6 @@
 """Arithmetic on named tensors stacked over workers: every leaf is [workers, ...]."""
 
+import hashlib
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -63,3 +64,12 @@ def repeat(params: Mapping[str, Tensor], num_workers: int) -> Params:
 def nbytes(params: Mapping[str, Tensor]) -> int:
     """Bytes of one worker's row."""
     return sum(leaf[0].numel() * leaf.element_size() for leaf in params.values() if leaf.shape[0])
+
+
+def fingerprint(leaves: Mapping[str, Tensor]) -> str:
+    """A hash of names and values."""
+    digest = hashlib.sha256()
+    for name, leaf in leaves.items():
+        digest.update(name.encode())
+        digest.update(leaf.contiguous().numpy().data)
+    return digest.hexdigest()[:12]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
+from manyheads.engine.chain import is_chain
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
 from manyheads.engine.cuda_graphs.descent import Rule
 from manyheads.engine.cuda_graphs.fused import PlainUpdate
@@ -24,7 +25,7 @@ from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.models.norm import has_batchnorm
-from manyheads.models.split import Split, hold_still, split
+from manyheads.models.split import Split, hold_still, split, statistics
 from manyheads.tree import Buffers, Params
 
 CLASSES, BATCH = 3, 4
@@ -134,13 +135,8 @@ def make_state(model: Split, num_workers: int, device: str) -> tuple[Params, Buf
             leaf.detach() + 0.1 * noise.to(leaf.dtype) if leaf.is_floating_point() else leaf.expand(num_workers)
         ).to(device)
 
-    kept = model.state_dict().keys()
     params = {name: spread(p) for name, p in model.named_parameters()}
-    buffers = {
-        name: spread(b).abs() if b.is_floating_point() else spread(b)
-        for name, b in model.named_buffers()
-        if name in kept
-    }
+    buffers = {n: spread(b).abs() if b.is_floating_point() else spread(b) for n, b in statistics(model).items()}
     return params, buffers
 
 
@@ -330,6 +326,12 @@ def test_bf16_stays_near_and_keeps_its_copy(net: str, device: str, compiled: boo
             moved = (leaf - sides.params[name]).norm()
             assert (result.params[name] - leaf).norm() <= 0.25 * moved + 1e-6, name
         torch.testing.assert_close(result.loss, expected.loss, rtol=0.05, atol=0.05, equal_nan=True)
+
+
+def test_a_pooling_that_comes_first_may_be_given_images_without_channels() -> None:
+    first = named(pool=nn.MaxPool2d((2, 1)), flat=nn.Flatten(), fc1=nn.Linear(16, 4), fc2=nn.Linear(4, CLASSES))
+    assert not is_chain(split(first, None, torch.randn(2, 2, 4, 4)), images=True)
+    Sides(split(first, None, torch.randn(2, 2, 4, 4)).double(), "cpu", precision="float64").check(PHASES["whole"])
 
 
 def test_without_a_compiler_images_go_through_slots(monkeypatch: pytest.MonkeyPatch) -> None:

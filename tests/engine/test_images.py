@@ -12,6 +12,7 @@ CONVOLUTIONS = {
     "with a stride": (nn.Conv2d(3, 5, 3, 2, padding=1), (7, 8)),
     "larger than its step": (nn.Conv2d(2, 4, 11, 4, padding=5), (32, 29)),
     "smaller than its step": (nn.Conv2d(8, 2, 2, 3), (8, 9)),
+    "larger than the image": (nn.Conv2d(2, 3, 5, padding=2), (1, 1)),
     "without padding": (nn.Conv2d(1, 2, 3), (6, 6)),
     "of one point": (nn.Conv2d(3, 4, 1), (4, 4)),
     "of unequal sides": (nn.Conv2d(3, 4, (3, 2), (2, 1), padding=(1, 0)), (9, 6)),

@@ -60,6 +60,36 @@ def test_processes_with_different_data(start_together, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_processes_whose_nets_begin_otherwise(start_together, tmp_path: Path, held: bool) -> None:
+    """As where each reads a file of weights of its own."""
+    lines = [
+        "import os",
+        "from torch import nn",
+        "def net():",
+        f"    first = nn.Linear(64, 6).requires_grad_({not held})",
+        "    first.weight.data.mul_(1 + int(os.environ['RANK']) / 1000)",
+        "    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 10))",
+    ]
+    (tmp_path / "pretrained.py").write_text("\n".join(lines))
+    words = ("--model", "pretrained:net", "--out", tmp_path / "run")
+    line = only_line(start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 2))
+    assert "process 1's net does not begin with the weights of process 0's (representation.1.weight differs)" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_process_with_a_single_worker_keeps_its_counters_of_batches(start_together, tmp_path: Path) -> None:
+    lines = [
+        "from torch import nn",
+        "def net():",
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, 10))",
+    ]
+    (tmp_path / "normed.py").write_text("\n".join(lines))
+    words = ("--model", "normed:net", "--workers", 2, "--rounds", 1, "--out", tmp_path / "run")
+    started = start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 2)
+    assert [process.status() for process in started] == [0, 0], [process.text() for process in started]
+
+
 def test_other_commands_are_for_one_process(start, tmp_path: Path) -> None:
     line = only_line([start(PROGRAM, "compare", "deprl", "--out", tmp_path / "runs", RANK=0, WORLD_SIZE=2)])
     assert line == "manyheads: several processes are for manyheads train: start this command without torchrun."

@@ -60,7 +60,7 @@ class FedRoD(Algorithm):
         layers = [name for name in select(params, {"head"}) if params[name].ndim > 2]
         if not layers:
             raise UserError(
-                "fedrod needs a head to add another to, and this net's has no weights: give another --head."
+                "fedrod needs a head to add another to, and this net's has no weights to train: give another --head."
             )
         # Only the last layer: a head that is zero throughout would never move.
         last = layers[-1].rpartition(".")[0]

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     run = Run.open(args.directory)
     snapshot = run.state()
     with terminal.waiting(f"loading {run.experiment.data}") as downloading:
-        session = open_session(run.experiment, Runtime(**given(args, Runtime)), downloading)
+        session = open_session(run.experiment, Runtime(**given(args, Runtime)), downloading, run.constants())
     if saved_content(run.path / PARTITION) not in (None, session.everyone.content):
         raise UserError(f"{run.path} was trained on other data than {run.experiment.data} holds now: put them back.")
     ctx = session.ctx

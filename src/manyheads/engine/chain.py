@@ -43,8 +43,12 @@ class ChannelsFirst(nn.Module):
 def chain(module: nn.Module, name: str) -> Chain | None:
     """The layers in order with their full names, or None where there is one without a rule."""
     layers = _layers(module, name)
-    if layers is None or not any(isinstance(layer, _ON_IMAGES) for _, layer in layers):
+    on_images = [layer for _, layer in layers or [] if isinstance(layer, _ON_IMAGES)]
+    if layers is None or not on_images:
         return layers
+    if not isinstance(on_images[0], nn.Conv2d):
+        # A pooling that comes first may be given images without channels.
+        return None
     turned: Chain = []
     last = False
     for name, layer in layers:
@@ -67,12 +71,11 @@ def _layers(module: nn.Module, name: str) -> Chain | None:
     # No class made out of these: it may compute something else.
     if type(module) not in _LAYERS:
         return None
-    # No weights that are constants: they are not among the workers' rows.
-    if isinstance(module, (nn.Linear, nn.Conv2d)) and next(module.buffers(), None) is not None:
+    if isinstance(module, (nn.Linear, nn.Conv2d)) and not (_trained(module) or _constant(module)):
         return None
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         return None
-    if isinstance(module, nn.Conv2d) and not has_patches(module):
+    if isinstance(module, nn.Conv2d) and not (has_patches(module) and _trained(module)):
         return None
     if isinstance(module, nn.MaxPool2d) and not has_windows(module):
         return None
@@ -89,6 +92,16 @@ def is_chain(model: Split, *, images: bool = False) -> bool:
     weights = [id(weight) for layer in layers for weight in layer.parameters()]
     allowed = images or not any(isinstance(layer, _ON_IMAGES) for layer in layers)
     return allowed and None not in parts and len(set(weights)) == len(weights)
+
+
+def _trained(layer: nn.Linear | nn.Conv2d) -> bool:
+    """Whether all its weights are among the workers' rows."""
+    return next(layer.buffers(), None) is None
+
+
+def _constant(layer: nn.Linear | nn.Conv2d) -> bool:
+    """Whether none are."""
+    return next(layer.parameters(), None) is None
 
 
 def _has_hooks(module: nn.Module) -> bool:
@@ -203,12 +216,13 @@ class ChainKernel:
     ) -> Tensor | None:
         """Collect the layers' contributions where they move; the gradient of the chain's input where it is wanted."""
         weighted = [k for k, (_, layer) in enumerate(layers) if isinstance(layer, (nn.Linear, nn.Conv2d))]
-        last = 0 if deeper else (weighted[0] if moves and weighted else len(layers))
+        trained = [k for k in weighted if next(layers[k][1].parameters(), None) is not None]
+        last = 0 if deeper else (trained[0] if moves and trained else len(layers))
         for k in range(len(layers) - 1, last - 1, -1):
             (name, layer), saved = layers[k], tape[k]
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
                 rows = d.flatten(1, -2)
-                if moves:
+                if moves and k in trained:
                     contributions.append(Contribution(name, layer, rows, saved[0]))
                 if deeper or k > last:
                     back = torch.bmm(rows, self._matrix(name, layer, len(d)))
@@ -235,14 +249,18 @@ class ChainKernel:
         weight = self._matrix(name, layer, len(rows)).mT
         if layer.bias is None:
             return torch.bmm(rows, weight)
-        bias = self.params[f"{name}.bias"][: len(rows)].unsqueeze(1)
+        bias = self._rows(f"{name}.bias", layer.bias, len(rows)).unsqueeze(1)
         # On a GPU baddbmm writes the bias everywhere first; compiled code adds it on the way to the next layer.
         compiling = torch.compiler.is_compiling()
         return torch.bmm(rows, weight) + bias if compiling else torch.baddbmm(bias, rows, weight)
 
     def _matrix(self, name: str, layer: nn.Linear | nn.Conv2d, active: int) -> Tensor:
-        weight = self.params[f"{name}.weight"][:active]
+        weight = self._rows(f"{name}.weight", layer.weight, active)
         return matrix(weight) if isinstance(layer, nn.Conv2d) else weight
+
+    def _rows(self, name: str, own: Tensor, active: int) -> Tensor:
+        """The first workers' rows; of a constant, which has none, the same for each."""
+        return self.params[name][:active] if name in self.params else own.expand(active, *own.shape)
 
     def _descend(self, contributions: list[Contribution]) -> None:
         sgd = self.phase.optimizer

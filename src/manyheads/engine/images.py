@@ -45,10 +45,9 @@ def from_patches(d: Tensor, conv: nn.Conv2d, x_size: tuple[int, int], size: tupl
     for i in range(height):
         for j in range(width):
             part = _spread(_spread(d[..., i, j, :], 2, down), 3, right)
-            above, before = i - top, j - left
-            below, after = x_size[0] - part.shape[2] - above, x_size[1] - part.shape[3] - before
-            shifted.append(pad(part, (0, 0, before, after, above, below)))
-    return reduce(torch.add, shifted)
+            below, after = x_size[0] + 2 * top - i - part.shape[2], x_size[1] + 2 * left - j - part.shape[3]
+            shifted.append(pad(part, (0, 0, j, after, i, below)))
+    return reduce(torch.add, shifted)[:, :, top : top + x_size[0], left : left + x_size[1]]
 
 
 def pool(x: Tensor, layer: nn.MaxPool2d) -> Tensor:

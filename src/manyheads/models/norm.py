@@ -87,14 +87,9 @@ def own_batchnorm(layer: nn.Module) -> BatchNorm | None:
         )
     ours = BatchNorm(layer.num_features, layer.eps, layer.momentum, layer.affine).to(layer.running_mean)
     ours.load_state_dict(layer.state_dict())
-    _hold_alike(ours, layer)
-    return ours
-
-
-def _hold_alike(ours: nn.Module, layer: nn.Module) -> None:
-    """Let parameters be trained as those of the layer that they stand for are."""
     for name, parameter in layer.named_parameters():
         ours.get_parameter(name).requires_grad_(parameter.requires_grad)
+    return ours
 
 
 def has_batchnorm(module: nn.Module) -> bool:
@@ -113,9 +108,7 @@ def group_norm(module: nn.Module) -> nn.Module:
             return None
         most = 1 if isinstance(layer, nn.BatchNorm1d) else _MOST_GROUPS
         groups = max(g for g in range(1, most + 1) if layer.num_features % g == 0)
-        ours = nn.GroupNorm(groups, layer.num_features, layer.eps, layer.affine)
-        _hold_alike(ours, layer)
-        return ours
+        return nn.GroupNorm(groups, layer.num_features, layer.eps, layer.affine)
 
     module = copy.deepcopy(module)
     replace_layers(module, group)

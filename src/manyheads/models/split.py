@@ -121,6 +121,11 @@ def hold_still(net: Split) -> None:
     net.constants = tuple(constants)
 
 
+def constants_of(net: Split) -> dict[str, Tensor]:
+    """What ``hold_still`` took out of the parameters, [...] each."""
+    return {name: net.get_buffer(name) for name in net.constants}
+
+
 def statistics(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that are part of a worker's state."""
     kept = module.state_dict().keys()
@@ -250,8 +255,7 @@ def _watched(net: Split, example: Tensor) -> Split:
     One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
     """
     trial = copy.deepcopy(net)
-    persistent = trial.state_dict().keys()
-    kept = {name: buffer for name, buffer in trial.named_buffers() if name in persistent}
+    kept = statistics(trial)
     calls: Counter[str] = Counter()
     drew: list[str] = []
     before: dict[str, Tensor] = {}

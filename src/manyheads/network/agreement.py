@@ -1,6 +1,7 @@
 """What the processes of a run must agree on before it begins: options, data, versions, and who has whose data."""
 
 import json
+from math import isclose
 
 import numpy as np
 import torch
@@ -12,10 +13,12 @@ from manyheads.data.federation import mean_floor
 from manyheads.data.sites import is_per_worker, seen
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.models.split import Split, constants_of
 from manyheads.network.base import Network
 from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, place
 
+_SAME_WEIGHTS = 1e-5
 NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor simulated time is known."
 
 
@@ -73,4 +76,21 @@ def compare(
                 raise UserError(
                     f"process {rank} was started with {name} {other.get(name)}, process 0 with {name} {value}: "
                     "give all of them the same options, data and versions."
+                )
+
+
+def compare_weights(processes: Processes, model: Split) -> None:
+    """Refuse processes whose nets do not begin alike, as files of weights that each reads for itself may bring about.
+
+    Machines of different kinds may draw last bits otherwise, which is no matter.
+    """
+    leaves = {**model.state_dict(), **constants_of(model)}
+    norms = {name: torch.linalg.vector_norm(leaf.double()).item() for name, leaf in leaves.items()}
+    first, *others = map(json.loads, processes.texts(json.dumps(norms)))
+    for rank, other in enumerate(others, start=1):
+        for name in first | other:
+            if not isclose(first.get(name, -1), other.get(name, -1), rel_tol=_SAME_WEIGHTS):
+                raise UserError(
+                    f"process {rank}'s net does not begin with the weights of process 0's ({name} differs): give all of"
+                    " them the same model."
                 )

@@ -89,6 +89,12 @@ class Run:
             raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
         return described
 
+    def hosted(self) -> slice:
+        """The workers that this directory has the models of: all, or in a site its own."""
+        described = self.describe_model()
+        first = described.get("first_worker", 0)
+        return slice(first, first + described.get("num_workers", self.experiment.workers))
+
     def constants(self) -> dict[str, Tensor]:
         """What all workers' nets have alike and none trains, as requires_grad=False asks for."""
         return read_tensors(self.path / CONSTANTS) or {}

@@ -223,7 +223,7 @@ class CudaGraphsEngine:
         if key not in self._made:
             depth, x = cacheable_prefix(self.work.model, phase.frozen), self.work.train.x
             if depth:
-                size = prod(output_shape(cut(self.work.model, depth)[0], tuple(x.shape[1:])))
+                size = prod(output_shape(cut(self.work.model, depth)[0], tuple(x.shape[1:]), self.dtype))
                 room = max(_LARGEST_GROWTH * x.numel(), _ALWAYS_CACHED)
                 depth = depth if size * len(self.work.train.index) <= room else 0
             self._made[key] = depth
@@ -237,7 +237,7 @@ class CudaGraphsEngine:
             model = copy.deepcopy(self.work.model)
             set_modes(model, phase)
             prefix, _rest = cut(model, depth)
-            shape = output_shape(prefix, tuple(train.x.shape[1:]))
+            shape = output_shape(prefix, tuple(train.x.shape[1:]), self.dtype)
             features = torch.zeros(len(train.index) + 1, *shape, dtype=self.dtype, device=self.device)
             sweep = Sweep(train, self._pool(train.x, images=self.images), features)
             kind = Kind(1, self.device, self.dtype, self.images, self.precision.low_names(model))

@@ -57,10 +57,9 @@ def try_out(model: Split, input_shape: tuple[int, ...]) -> Trial:
     return Trial(blocked, **{name: number // samples for name, number in numbers.items()})
 
 
-def output_shape(module: nn.Module, input_shape: tuple[int, ...]) -> tuple[int, ...]:
+def output_shape(module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
     """Shape of what a module makes of one sample, in eval mode."""
     net = copy.deepcopy(module).to("meta").eval()
-    dtype = next((p.dtype for p in net.parameters()), torch.float32)
     with torch.no_grad():
         return tuple(net(torch.empty(2, *input_shape, dtype=dtype, device="meta")).shape[1:])
 
