@@ -73,6 +73,19 @@ def test_the_report_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Sim
     assert float(row["difference"]) == pytest.approx(0.43)
 
 
+def test_methods_are_compared_over_seeds_that_both_have(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    """DePRL is ahead of D-PSGD with the seed of both, behind in the mean over all; DisPFL shares none with either."""
+    size, records = replace(PAPER, seeds=(1, 12, 123)), Records(tmp_path)
+    scores = {("deprl", 1): 0.8, ("deprl", 12): 0.4, ("d-psgd", 1): 0.7, ("dispfl", 123): 0.9}
+    for trial in get_study("table1").grid(size):
+        score = scores.get((trial.place["algorithm"], trial.place["seed"]))
+        if _cell(trial)[:3] == ("cifar10", 0.1, "ring") and score is not None:
+            records_lab.write(records, trial, score)
+    text = get_study("table1").write(size, records, tmp_path).read_text()
+    assert "Of 1 pairs of methods 1 stand in the paper's order." in text
+    assert "**" not in text.split("Dirichlet", 1)[1], "no seed tells which of the three is best"
+
+
 def test_a_report_on_nothing(tmp_path: Path) -> None:
     page = get_study("table4").write(ONE_SEED, Records(tmp_path), tmp_path)
     assert "0 of 84 runs are recorded." in page.read_text()

@@ -5,13 +5,14 @@ the learned representation as it is and train heads of their own for ten passes;
 new workers' split. Algorithms with a server stand under ``ring``, as in the paper.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
 from manyheads.new_workers import NewWorkers
-from manyheads.report.numbers import Stat
+from manyheads.report.collect import Finished
+from manyheads.report.numbers import Stat, at_end
 from manyheads.studies.published import Cell, accuracies, data_title
 from manyheads.studies.results import Report, Results, percent, points, title
 from manyheads.studies.study import Study
@@ -64,7 +65,7 @@ def _report(table: int, results: Results, report: Report) -> None:
     report.parts.append(
         "Each cell: accuracy in percent, the mean over workers and then over seeds (± deviation over seeds); below it "
         "the paper's number and how far ours is from it. **Bold**: our best on that graph. *Floor*: what naming each "
-        "worker's most frequent class scores."
+        "worker's most frequent class scores. Methods are compared over the seeds that both, or all, were run with."
     )
     asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
     rows = list(dict.fromkeys((place.data, place.dirichlet) for place in asked))
@@ -72,11 +73,13 @@ def _report(table: int, results: Results, report: Report) -> None:
     several = len({graph for graph, _ in columns}) > 1
     names = [f"{graph}: {title(algorithm)}" if several else title(algorithm) for graph, algorithm in columns]
     header = ["data", "Dirichlet", "floor", *names]
-    lines, ours = [], {place: _ours(place, results) for place in asked}
+    runs = {place: results.runs(**place._asdict()) for place in asked}
+    lines, ours = [], {place: at_end(found, "accuracy_mean") for place, found in runs.items()}
     for data, dirichlet in rows:
         floor = results.floor(data=data, dirichlet=dirichlet)
         here = [_Place(data, dirichlet, *column) for column in columns]
-        texts = [_text(place, ours, paper.get(place)) for place in here]
+        best = _best(here, runs)
+        texts = [_text(ours[place], paper.get(place), bold=place in best) for place in here]
         lines.append([data_title(data), f"{dirichlet:g}", percent(floor), *texts])
     report.add_table(header, lines)
     header = [
@@ -91,20 +94,29 @@ def _report(table: int, results: Results, report: Report) -> None:
         "before_mixing",
     ]
     report.add_csv(header, [_numbers(place, ours[place], paper.get(place), results) for place in ours])
-    _compare_order(report, {place: stat for place, stat in ours.items() if stat is not None}, paper)
+    _compare_order(report, {place: found for place, found in runs.items() if found}, paper)
 
 
-def _ours(place: _Place, results: Results) -> Stat | None:
-    return results.stat("accuracy_mean", **place._asdict())
+def _side_by_side(places: Sequence[_Place], runs: dict[_Place, list[Finished]]) -> dict[_Place, float]:
+    """Accuracies over the seeds that all of some places were run with; empty: there is none."""
+    shared = set.intersection(*({run.seed for run in runs[place]} for place in places))
+    alike = {place: at_end([run for run in runs[place] if run.seed in shared], "accuracy_mean") for place in places}
+    return {place: stat.mean for place, stat in alike.items() if stat is not None}
 
 
-def _text(place: _Place, ours: dict[_Place, Stat | None], paper: Cell | None) -> str:
+def _best(places: Sequence[_Place], runs: dict[_Place, list[Finished]]) -> set[_Place]:
+    """The best method on every graph of a row, where there are several."""
+    best: set[_Place] = set()
+    for graph in {place.graph for place in places}:
+        rivals = [place for place in places if place.graph == graph and runs.get(place)]
+        means = _side_by_side(rivals, runs) if len(rivals) > 1 else {}
+        best |= {place for place, mean in means.items() if mean == max(means.values())}
+    return best
+
+
+def _text(found: Stat | None, paper: Cell | None, *, bold: bool) -> str:
     """A cell of the page."""
-    found = ours[place]
-    text = percent(found)
-    rivals = [stat.mean for other, stat in ours.items() if stat is not None and other[:3] == place[:3]]
-    if found is not None and len(rivals) > 1 and found.mean == max(rivals):
-        text = f"**{text}**"
+    text = f"**{percent(found)}**" if bold else percent(found)
     if paper is not None:
         gap = "" if found is None else f", {points(100 * found.mean - paper.accuracy)}"
         text += f"<br>{paper.accuracy:.1f}{gap}"
@@ -128,13 +140,16 @@ def _numbers(place: _Place, ours: Stat | None, paper: Cell | None, results: Resu
     ]
 
 
-def _compare_order(report: Report, ours: dict[_Place, Stat], paper: dict[_Place, Cell]) -> None:
+def _compare_order(report: Report, runs: dict[_Place, list[Finished]], paper: dict[_Place, Cell]) -> None:
     """Which of two methods is ahead: where our answer and the paper's agree, and where not."""
     agreed, against = 0, []
-    both = sorted(ours.keys() & paper.keys())
+    both = sorted(runs.keys() & paper.keys())
     for (data, dirichlet, graph), here in groupby(both, key=lambda place: place[:3]):
         for one, other in combinations(here, 2):
-            gap = 100 * (ours[one].mean - ours[other].mean)
+            means = _side_by_side((one, other), runs)
+            if not means:
+                continue
+            gap = 100 * (means[one] - means[other])
             theirs = paper[one].accuracy - paper[other].accuracy
             if gap * theirs > 0:
                 agreed += 1
