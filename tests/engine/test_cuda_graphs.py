@@ -313,7 +313,7 @@ def test_gradient(net: str, device: str, batches: Steps | None) -> None:
 
 
 @pytest.mark.parametrize(("device", "compiled"), [("cpu", False), GPU("cuda", False), GPU("cuda", True)])
-@pytest.mark.parametrize("net", ["chain", "images", "convolutional", "normalised"])
+@pytest.mark.parametrize("net", ["chain", "held", "images", "convolutional", "normalised"])
 def test_bf16_stays_near_and_keeps_its_copy(net: str, device: str, compiled: bool) -> None:
     """Compiled code, too, which rounds numbers in other places."""
     sides = Sides(make_model(net, torch.float32), device, precision="bf16")
