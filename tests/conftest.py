@@ -1,5 +1,6 @@
 """What all tests share: a small public run that can be opened, stepped and looked at."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,9 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.session import Session, open_session
 from manyheads.topology import GraphMixing, Rows
 
+# Tests run in a process for every core: more threads would only wait for each other, which takes three times as long.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Timing is the benchmarks' business: on a busy machine a deadline would only make tests fail at random.
 hypothesis.settings.register_profile("manyheads", deadline=None)
 hypothesis.settings.load_profile("manyheads")
