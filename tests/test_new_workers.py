@@ -1,5 +1,6 @@
 """New workers: they take the representation as it was learned, train heads alone, and hold data of their own."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from manyheads.new_workers import NewWorkers, join, open_join
 from manyheads.rounds import run
 from manyheads.session import Session
 from manyheads.store import Run
+from manyheads.store.layout import MODEL
 from manyheads.tree import select
 
 BODY = {"representation"}
@@ -173,3 +175,15 @@ def test_new_heads_on_a_representation_that_nobody_has_trained(lab: SimpleNamesp
     source = Run.open(tmp_path / "run", data=experiment.data, model=probed)
     *_, last = run(open_join(source, NewWorkers(workers=3, head_epochs=2), lab.cpu))
     assert last.round == 2
+
+
+@pytest.mark.parametrize(
+    ("held", "said"), [({}, "worker i mod 4."), ({"first_worker": 2, "num_workers": 2}, "2 + i mod 2.")]
+)
+def test_whose_representation_it_is_is_said(lab: SimpleNamespace, tmp_path: Path, held: dict, said: str) -> None:
+    """A site has the models of its own workers alone."""
+    source = _trained(lab, tmp_path)
+    described = json.loads((tmp_path / MODEL).read_text())
+    (tmp_path / MODEL).write_text(json.dumps({**described, **held}))
+    session = open_join(source, NewWorkers(workers=3), lab.cpu)
+    assert any(note.endswith(said) for note in session.notes)

@@ -70,8 +70,8 @@ def other() -> nn.Module:
 
 def held() -> nn.Module:
     return named(
-        flat=nn.Flatten(), fc1=nn.Linear(32, 8).requires_grad_(False), relu1=nn.ReLU(), drop=nn.Dropout(0.3),
-        fc2=nn.Linear(8, 6), relu2=nn.ReLU(), fc3=nn.Linear(6, CLASSES),
+        flat=nn.Flatten(), fc1=nn.Linear(32, 8), relu1=nn.ReLU(), drop=nn.Dropout(0.3),
+        fc2=nn.Linear(8, 6).requires_grad_(False), relu2=nn.ReLU(), fc3=nn.Linear(6, CLASSES),
     )  # fmt: skip
 
 
