@@ -172,6 +172,20 @@ def test_a_run_goes_on_with_what_it_was_begun_with(lab, tmp_path):
     assert [record.round for record in train(experiment, runtime)] == [2]
 
 
+def test_a_constant_may_hold_nan(lab, tmp_path):
+    """As what a forward never reads, or replaces."""
+
+    class Patched(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+            self[0].register_parameter("gap", nn.Parameter(torch.tensor([float("nan"), 1.0]), requires_grad=False))
+
+    experiment, runtime = lab.tiny(DePRL(), model=Patched), replace(lab.cpu, out=tmp_path)
+    next(iter(train(experiment, runtime)))
+    assert Run.open(tmp_path).constants().keys() == {"representation.0.gap"}
+    assert [record.round for record in train(experiment, runtime)] == [2]
+
+
 def test_a_layer_that_was_trained_is_not_held_still_later(lab, tmp_path):
     module = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     experiment, runtime = lab.tiny(DePRL(), model=module), replace(lab.cpu, out=tmp_path)

@@ -1,7 +1,6 @@
 """What the processes of a run must agree on before it begins: options, data, versions, and who has whose data."""
 
 import json
-from math import isclose
 
 import numpy as np
 import torch
@@ -89,7 +88,8 @@ def compare_weights(processes: Processes, model: Split) -> None:
     first, *others = map(json.loads, processes.texts(json.dumps(norms)))
     for rank, other in enumerate(others, start=1):
         for name in first | other:
-            if not isclose(first.get(name, -1), other.get(name, -1), rel_tol=_SAME_WEIGHTS):
+            both = first.get(name, -1), other.get(name, -1)
+            if not np.isclose(*both, rtol=_SAME_WEIGHTS, atol=0, equal_nan=True):
                 raise UserError(
                     f"process {rank}'s net does not begin with the weights of process 0's ({name} differs): give all of"
                     " them the same model."

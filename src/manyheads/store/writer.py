@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -101,7 +102,9 @@ class RunDirectory:
         if kept is None:
             if constants:
                 write_tensors(path, constants)
-        elif kept.keys() != constants.keys() or not all(torch.equal(kept[name], constants[name]) for name in kept):
+        elif kept.keys() != constants.keys() or not all(
+            np.array_equal(kept[name], constants[name], equal_nan=True) for name in kept
+        ):
             raise UserError(
                 f"{self.path} was begun with other weights that have requires_grad=False: give the model it was begun"
                 " with, or choose another --out."
