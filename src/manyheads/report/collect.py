@@ -12,7 +12,7 @@ import numpy as np
 
 from manyheads.errors import UserError
 from manyheads.store import Run
-from manyheads.store.layout import EXPERIMENT, SIMILARITY, read_description
+from manyheads.store.layout import EXPERIMENT, MODEL, SIMILARITY, read_description, read_object
 from manyheads.tune import FOLDER as TUNING
 
 _SIMILARITIES = ("data", "heads", "representations")
@@ -80,17 +80,20 @@ def find_runs(folder: Path) -> Found:
         what = "holds no run" if any(folder.iterdir()) else "is empty"
         raise UserError(f"{folder} {what}: give a folder that manyheads train or compare wrote.")
     runs: dict[str, Finished] = {}
+    seen: set[tuple[str, int]] = set()
     unfinished = repeated = 0
     for path in paths:
         description = _description(path)
         name = json.dumps(description, sort_keys=True)
         if (run := _read(path, description)) is None:
             unfinished += 1
-        elif name in runs:
+        elif (site := (name, _first_worker(path))) in seen:
             # The same experiment has the same numbers: to count it twice would only make the deviation look smaller.
             repeated += 1
         else:
-            runs[name] = run
+            seen.add(site)
+            # Every site of a run has everybody's records: the first stands for all.
+            runs.setdefault(name, run)
     if not runs:
         which = "the run" if unfinished == 1 else f"each of the {unfinished} runs"
         raise UserError(f"{which} under {folder} is unfinished: start the command that began it again.")
@@ -119,6 +122,11 @@ def _description(path: Path) -> dict[str, Any]:
     if (found := read_description(path / EXPERIMENT)) is None:
         raise UserError(f"{path / EXPERIMENT} is damaged, or no experiment of manyheads: move its folder away.")
     return found
+
+
+def _first_worker(path: Path) -> int:
+    """The first worker whose model a run directory has: in the sites of a run each another."""
+    return (read_object(path / MODEL) or {}).get("first_worker", 0)
 
 
 def _read(path: Path, description: dict[str, Any]) -> Finished | None:
