@@ -119,9 +119,7 @@ class Experiment:
 
     def describe(self) -> dict[str, Any]:
         """Every field as JSON; objects that are not words or numbers as a description with a hash of their content."""
-        out: dict[str, Any] = {
-            "algorithm": {"name": self.algorithm.name, **asdict(self.algorithm)}  # pyright: ignore[reportArgumentType]
-        }
+        out: dict[str, Any] = {"algorithm": {"name": self.algorithm.name, **asdict(self.algorithm)}}
         for spec in fields(self):
             if spec.name != "algorithm":
                 out[spec.name] = _plain(getattr(self, spec.name))
@@ -210,7 +208,7 @@ class Runtime:
 
 def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:
     """An algorithm's own options and their defaults."""
-    return {spec.name: spec.default for spec in fields(algorithm)}  # pyright: ignore[reportArgumentType]
+    return {spec.name: spec.default for spec in fields(algorithm)}
 
 
 def flat(description: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +228,7 @@ def check_options(algorithm: Algorithm) -> None:
         raise UserError(
             f"{kind.__name__} is called '{algorithm.name}', as another algorithm is: give it a name of its own."
         )
-    values, defaults = asdict(algorithm), option_defaults(kind)  # pyright: ignore[reportArgumentType]
+    values, defaults = asdict(algorithm), option_defaults(kind)
     types = get_type_hints(kind)
     for name, value in values.items():
         check_type(name, value, types[name])
@@ -250,7 +248,7 @@ def _read_algorithm(stored: Mapping[str, Any]) -> Algorithm:
         kind = get_algorithm(options.pop("name"))
     except UserError as error:
         raise UserError(f"{error} One of your own is given in Python, as Run.open(path, algorithm=...).") from None
-    known = {spec.name: spec.type for spec in fields(kind)}  # pyright: ignore[reportArgumentType]
+    known = {spec.name: spec.type for spec in fields(kind)}
     for name, value in options.items():
         if name not in known:
             raise unknown(f"option of {kind.name}", name, known)

@@ -78,5 +78,5 @@ def apply(name: str, experiment: Experiment) -> Experiment:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     preset = PRESETS[name].get(experiment.algorithm.name, Preset())
-    algorithm: Any = experiment.algorithm
-    return replace(experiment, algorithm=replace(algorithm, **preset.algorithm), **preset.experiment)
+    algorithm = replace(experiment.algorithm, **preset.algorithm)
+    return replace(experiment, algorithm=algorithm, **preset.experiment)

@@ -2,9 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import Field, dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -149,6 +149,8 @@ class Algorithm(ABC):
     What most have in common is said here; each says the rest.
     """
 
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
+    """Its options: every algorithm is a dataclass, which this base, without any, is not."""
     name: ClassVar[str]
     title: ClassVar[str]
     private: ClassVar[frozenset[str]] = frozenset()
