@@ -37,21 +37,23 @@ def not_negative(owner: object, *names: str) -> None:
             raise UserError(f"{flag(name)} {value} is negative: give a number of at least 0.")
 
 
-def settle_types(owner: Any) -> None:
-    """Numbers of numpy become Python's, words become paths where those are wanted; other types are refused."""
+def settle(owner: Any) -> None:
+    """Numbers of numpy become Python's, words become paths where those are wanted; what does not fit is refused."""
     for spec in fields(owner):
         value = getattr(owner, spec.name)
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, str) and spec.type == Path | None:
             value = Path(value)
-        check_type(spec.name, value, spec.type)
+        check_value(spec.name, value, spec.type)
         object.__setattr__(owner, spec.name, value)
 
 
-def check_type(name: str, value: Any, kind: Any) -> None:
-    """A field takes values of its types alone, or one of its words, which is looked at elsewhere."""
-    if _words(kind):
+def check_value(name: str, value: Any, kind: Any) -> None:
+    """A field takes values of its types alone; one typed as a Literal takes its words."""
+    if words := _words(kind):
+        if value is not None and value not in words:
+            raise unknown(flag(name), str(value), words)
         return
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
     types: list[type] = [get_origin(part) or part for part in parts]
@@ -71,15 +73,8 @@ def shown(value: Any) -> str:
     return repr(value) if isinstance(value, (str, int, float, type, NoneType)) else f"({type(value).__name__})"
 
 
-def check_choice(name: str, value: Any, kind: Any) -> None:
-    """A field typed as a Literal takes one of its words."""
-    allowed = [word for word in _words(kind) if word is not None]
-    if allowed and value is not None and value not in allowed:
-        raise unknown(flag(name), str(value), allowed)
-
-
-def _words(kind: Any) -> tuple[Any, ...]:
-    args = getattr(kind, "__args__", ())
-    if getattr(kind, "__origin__", None) is Literal:
-        return args
-    return tuple(word for part in args for word in _words(part))
+def _words(kind: Any) -> list[str]:
+    args = get_args(kind)
+    if get_origin(kind) is Literal:
+        return [word for word in args if word is not None]
+    return [word for part in args for word in _words(part)]

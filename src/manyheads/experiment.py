@@ -13,7 +13,7 @@ from torch import nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.deprl import DePRL
-from manyheads.checks import check_choice, check_type, not_negative, positive, settle_types, shown
+from manyheads.checks import check_value, not_negative, positive, settle, shown
 from manyheads.data.dataset import Dataset
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
@@ -90,7 +90,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_options(self.algorithm)
-        settle_types(self)
+        settle(self)
         positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.workers < 2:
@@ -99,8 +99,6 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
-        for spec in fields(self):
-            check_choice(spec.name, getattr(self, spec.name), spec.type)
 
     def complete(self, recipe: Recipe) -> "Experiment":
         """The experiment with every value filled in from a recipe."""
@@ -201,7 +199,7 @@ class Runtime:
     """Seconds that sites go on without one of them."""
 
     def __post_init__(self) -> None:
-        settle_types(self)
+        settle(self)
         not_negative(self, "theory_every")
         positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
 
@@ -231,8 +229,7 @@ def check_options(algorithm: Algorithm) -> None:
     values, defaults = asdict(algorithm), option_defaults(kind)
     types = get_type_hints(kind)
     for name, value in values.items():
-        check_type(name, value, types[name])
-        check_choice(name, value, types[name])
+        check_value(name, value, types[name])
         if isinstance(value, (int, float)):
             not_negative(algorithm, name)
         if name.endswith("steps") and value is not None:
@@ -253,7 +250,7 @@ def _read_algorithm(stored: Mapping[str, Any]) -> Algorithm:
         if name not in known:
             raise unknown(f"option of {kind.name}", name, known)
         # Before the algorithm is made, whose own checks count on numbers.
-        check_type(name, value, known[name])
+        check_value(name, value, known[name])
     return kind(**options)
 
 

@@ -11,8 +11,10 @@ from torch import Tensor
 from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
+from manyheads.checks import positive
 from manyheads.data import Dataset, is_own_file
 from manyheads.data.federation import saved_content
+from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import place
@@ -43,8 +45,7 @@ class NewWorkers:
     """Passes over the local samples that move the heads."""
 
     def __post_init__(self) -> None:
-        if self.head_epochs < 1:
-            raise UserError(f"--head-epochs {self.head_epochs} is not positive: give a number above 0.")
+        positive(self, "head_epochs")
 
 
 def join(run: Run, new: NewWorkers | None = None, runtime: Runtime | None = None) -> Generator[Record, None, None]:
@@ -66,10 +67,12 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     constants = run.constants()
     if not select({**learned.params, **constants}, REPRESENTATION):
         raise UserError(f"{run.path} has learned no representation, as its head is all of the net: give another run.")
-    if new.data is None and is_own_file(source.data) and not Path(str(source.data)).exists():
+    # Of files for a worker each there may be others, and more, than the run has had.
+    same_file = new.data is None and is_own_file(source.data) and not is_per_worker(source.data)
+    if same_file and not Path(str(source.data)).expanduser().exists():
         raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
     session = open_session(_experiment(source, {**leaves, **constants}, new), runtime, constants=constants)
-    if new.data is None and saved_content(run.path / PARTITION) not in (None, session.everyone.content):
+    if same_file and saved_content(run.path / PARTITION) not in (None, session.everyone.content):
         raise UserError(
             f"{run.path} was trained on other data than {source.data} holds now: put them back, or give --data."
         )
