@@ -94,3 +94,22 @@ def test_a_run_whose_own_data_have_changed_or_are_elsewhere(
     (line,) = capsys.readouterr().err.splitlines()
     assert "trained on my.npz" in line and "--data" in line
     assert main(["join", "../here/run", "--workers", "2", "--data", "../here/my.npz", "--out", "new"]) == 0
+
+
+def test_data_in_the_users_home_and_in_a_file_for_each_worker(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rng = np.random.default_rng(0)
+    for worker in range(3):
+        np.savez(f"{worker}.npz", x=rng.normal(size=(30, 3)), y=np.arange(30) % 2)
+    for data, run in (("~/0.npz", "one"), ("~/{worker}.npz", "each/site-0")):
+        words = ["--data", data, "--workers", "2", "--rounds", "1", "--out", run.split("/")[0]]
+        assert main(["train", "deprl", *words]) == 0
+        capsys.readouterr()
+        made = Path(_join(capsys, run, "--workers", 3, "--out", f"new-{run}")[-1])
+        assert Run.open(made).experiment.workers == 3
+    assert main(["join", "each/site-0", "--workers", "4", "--out", "more"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no process sees the file of worker 3 (~/{worker}.npz): start its site too, or give fewer --workers." in line

@@ -48,7 +48,9 @@ class Sites:
         return any(time.time() - since > self.timeout for since in self._since.values())
 
     def never_there(self, files: object) -> UserError:
-        return UserError(f"no process sees the file of worker {self.away[0]} ({files}): start its site too.")
+        return UserError(
+            f"no process sees the file of worker {self.away[0]} ({files}): start its site too, or give fewer --workers."
+        )
 
     def given_up(self) -> UserError:
         return UserError(
