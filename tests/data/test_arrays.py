@@ -190,28 +190,6 @@ def test_a_wrong_worker_is_named(parts: list[arrays.WorkerPart], message: str) -
         arrays.from_workers(parts)
 
 
-def test_mobiact_is_standardised_per_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MANYHEADS_DATA", str(tmp_path))
-    x = (RNG.normal(size=(30, 100, 9)) * np.arange(1, 10) + 5).reshape(30, 900)
-    split = np.where(np.arange(30) % 5 == 0, "test", "train")
-    np.savez(tmp_path / "mobiact6.npz", x=x, y=np.arange(30) % 6, user=np.arange(30) % 3, split=split)
-    data = load("mobiact")
-    assert data.name == "mobiact" and data.num_classes == 6
-    by_channel = data.x_train.view(-1, 9)
-    assert torch.allclose(by_channel.mean(0), torch.zeros(9), atol=1e-5)
-    assert torch.allclose(by_channel.std(0, correction=0), torch.ones(9), atol=1e-5)
-
-
-def test_mobiact_missing_or_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MANYHEADS_DATA", raising=False)
-    with pytest.raises(UserError, match=rf"put mobiact6\.npz into {tmp_path}"):
-        load("mobiact", tmp_path)
-    np.savez(tmp_path / "mobiact6.npz", x=X, y=Y)
-    with pytest.raises(UserError, match=r"mobiact6\.npz holds samples of shape \[4\]"):
-        load("mobiact", tmp_path)
-
-
 def test_an_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
     assert load(save(tmp_path, x=X, y=Y, num_classes=9)).num_classes == 9
     with pytest.raises(UserError, match=r"mine\.npz.* label 4, and num_classes is 3: give at least 5\."):

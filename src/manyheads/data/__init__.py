@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from manyheads.data import arrays, cifar, digits, fashion_mnist, harbox
+from manyheads.data import arrays, cifar, digits, fashion_mnist, harbox, mobiact
 from manyheads.data.dataset import RAW, Dataset
 from manyheads.data.federation import Federation, federate
 from manyheads.data.files import Progress
@@ -45,7 +45,7 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress:
         case "harbox":
             return harbox.load(data_dir, standardised=standardised)
         case "mobiact":
-            return arrays.load_mobiact(data_dir, standardised=standardised)
+            return mobiact.load(data_dir, standardised=standardised)
     if is_per_worker(asked):
         raise UserError(f"{asked} names a file for each worker, which is for manyheads train: give one file for all.")
     path = Path(name_or_path).expanduser()

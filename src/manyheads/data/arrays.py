@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from manyheads.data.dataset import Dataset, check_finite, standardise
-from manyheads.data.files import find, missing, search_path
+from manyheads.data.dataset import Dataset, check_finite
 from manyheads.errors import UserError
 from manyheads.randomness import generator
 
@@ -22,9 +21,6 @@ Array = Any
 WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
 
-_MOBIACT = "mobiact6.npz"
-_MOBIACT_CHANNELS = 9
-
 
 def load(path: str | Path) -> Dataset:
     """The data set of an npz file with arrays ``x`` and ``y``, and optionally ``user``, ``split`` and ``num_classes``.
@@ -33,28 +29,7 @@ def load(path: str | Path) -> Dataset:
     needed where the last classes have no sample. For the rest see ``from_arrays``.
     """
     x, y, user, test, num_classes = _read(Path(path))
-    return _dataset(str(path), *_pools(x, y, user, test), num_classes=num_classes)
-
-
-def load_mobiact(data_dir: str | Path | None = None, *, standardised: bool = True) -> Dataset:
-    """MobiAct (Vavoulas et al. 2016), six activities of 50 users: windows [900] of 100 samples x 9 channels.
-
-    Per-channel standardised on the train part unless switched off.
-    """
-    folders = search_path(data_dir)
-    folder = find(folders, ".", [_MOBIACT])
-    if folder is None:
-        why = "has no direct download (an npz with x [samples, 900], y, user and split)"
-        raise missing("mobiact", why, f"{_MOBIACT} into {folders[0]}")
-    path = folder / _MOBIACT
-    x, y, user, test, _ = _read(path)
-    if x.shape[1:] != (100 * _MOBIACT_CHANNELS,):
-        raise UserError(f"{path} holds samples of shape {list(x.shape[1:])}; mobiact's are [900]: put its file there.")
-    train, held_out = _pools(x, y, user, test)
-    x_train, x_test = train[0], held_out[0]
-    if standardised:
-        x_train, x_test = standardise(x_train, x_test, _MOBIACT_CHANNELS)
-    return _dataset("mobiact", (x_train, *train[1:]), (x_test, *held_out[1:]), source=str(path))
+    return _dataset(str(path), *_pools(x, y, user, test), num_classes)
 
 
 def from_arrays(
@@ -77,7 +52,7 @@ def from_arrays(
     if x_test is None and y_test is None:
         inputs, targets = _samples(name, x, y)
         who = None if user is None else _users(name, user, len(inputs))
-        return _dataset(name, *_pools(inputs, targets, who, None), num_classes=num_classes)
+        return _dataset(name, *_pools(inputs, targets, who, None), num_classes)
     (inputs, targets), (inputs_test, targets_test) = _both_parts(name, x, y, x_test, y_test)
     who = who_test = None
     if user is not None and user_test is not None:
@@ -85,7 +60,7 @@ def from_arrays(
         who, who_test = _users(name, np.concatenate([_numpy(user), _numpy(user_test)]), sum(sizes)).split(sizes)
     elif user is not None or user_test is not None:
         raise UserError(f"{name}: users of one part only; give user and user_test, or neither.")
-    return _dataset(name, (inputs, targets, who), (inputs_test, targets_test, who_test), num_classes=num_classes)
+    return _dataset(name, (inputs, targets, who), (inputs_test, targets_test, who_test), num_classes)
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -112,7 +87,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
         return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
-    return _dataset(name, train, test, num_classes=num_classes)
+    return _dataset(name, train, test, num_classes)
 
 
 def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:
@@ -134,26 +109,23 @@ _Pool = tuple[Tensor, Tensor, Tensor | None]
 """Inputs, targets and users of one part."""
 
 
-def _dataset(
-    name: str, train: _Pool, test: _Pool, *, num_classes: int | None = None, source: str | None = None
-) -> Dataset:
+def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None) -> Dataset:
     """A data set out of its two pools, with the number of classes read off the labels unless it is given."""
-    where = source or name
     y_train, y_test = train[1], test[1]
     if y_train.dtype != y_test.dtype:
-        raise UserError(f"{where}: y is {y_train.dtype} for training and {y_test.dtype} for test; give both one type.")
+        raise UserError(f"{name}: y is {y_train.dtype} for training and {y_test.dtype} for test; give both one type.")
     if y_train.is_floating_point():
         if num_classes is not None:
-            raise UserError(f"{where}: float targets mean a regression, which has no classes; give whole numbers.")
+            raise UserError(f"{name}: float targets mean a regression, which has no classes; give whole numbers.")
     elif num_classes is None and len(y_train):
         num_classes = int(max(y_train.max(), y_test.max() if len(y_test) else 0)) + 1
         num_samples = len(y_train) + len(y_test)
         if num_classes > num_samples:
             raise UserError(
-                f"{where}: label {num_classes - 1} in {num_samples} samples; number the classes 0, 1, 2, ... "
+                f"{name}: label {num_classes - 1} in {num_samples} samples; number the classes 0, 1, 2, ... "
                 "(or give float targets for a regression)."
             )
-    return Dataset(name, train[0], y_train, test[0], y_test, num_classes, train[2], test[2], source=source)
+    return Dataset(name, train[0], y_train, test[0], y_test, num_classes, train[2], test[2])
 
 
 def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:
