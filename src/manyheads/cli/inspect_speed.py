@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.experiment import Experiment, Runtime
     from manyheads.initial import initial_model
     from manyheads.metrics.clock import measure_step_seconds
+    from manyheads.models.split import constants_of
     from manyheads.parts import resolve
 
     asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
@@ -42,11 +43,14 @@ def run(args: argparse.Namespace) -> None:
     model = initial_model(experiment, everything)
     with terminal.waiting(f"training {experiment.model}"):
         seconds = measure_step_seconds(model, everything.input_shape, experiment.recipe.batch_size)
+    trained, held = (
+        sum(leaf.numel() for leaf in leaves) for leaves in (model.parameters(), constants_of(model).values())
+    )
     print(
         terminal.facts(
             [
                 ("net", str(experiment.model)),
-                ("parameters", f"{sum(parameter.numel() for parameter in model.parameters()):,}"),
+                ("parameters", f"{trained:,}" + (f", and {held:,} with requires_grad=False" if held else "")),
                 ("samples in a mini-batch", str(experiment.batch_size)),
                 ("counted without this", f"{experiment.step_seconds:g} s"),
                 ("measured on one core", f"{seconds:.2g} s"),
