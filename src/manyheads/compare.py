@@ -1,77 +1,25 @@
-"""Many runs side by side: over the cores, each in a directory of its own, taken up where they stopped.
+"""What a comparison consists of: experiments made complete, each once, their places in a folder and their labels.
 
 Runs of one seed share partition, graph and first weights by construction: all of them are functions of the seed and of
 options that the runs have in common.
 """
 
 import json
-import multiprocessing
-import os
-import signal
-import threading
-from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from functools import cache
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import Any, Literal
-
-import torch
+from typing import Any
 
 from manyheads.data import load
-from manyheads.data.federation import saved_content
-from manyheads.errors import Diverged, UserError
+from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
-from manyheads.machine import cores
+from manyheads.jobs import Job
 from manyheads.parts import connect, deal, pick_device, resolve
 from manyheads.recipes import Recipe
-from manyheads.record import Record
-from manyheads.rounds import run
-from manyheads.session import open_session
-from manyheads.store import RunDirectory
-from manyheads.store.layout import EXPERIMENT, PARTITION
+from manyheads.store.layout import EXPERIMENT
 from manyheads.topology import brief
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run to be made."""
-
-    experiment: Experiment
-    """Complete."""
-    path: Path
-    label: str
-    """What tells it from the others, for people."""
-
-    @property
-    def rounds(self) -> int:
-        return self.experiment.recipe.rounds
-
-    @property
-    def finished(self) -> bool:
-        return RunDirectory(self.path).finished(self.rounds)
-
-
-@dataclass(frozen=True)
-class News:
-    """What has become of a job."""
-
-    job: int
-    """Its place in the list."""
-    state: Literal["running", "finished", "failed"]
-    round: int = 0
-    """Rounds done."""
-    record: Record | None = None
-    """The round's record, where it was evaluated."""
-    error: str = ""
-    """Why it failed, in one line."""
-    diverged: bool = False
-    """Whether it failed by its rates: it would do so again."""
 
 
 def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experiment]:
@@ -139,117 +87,3 @@ def follow_from_data(tables: Sequence[Mapping[str, Any]]) -> set[str]:
     num_data = len({json.dumps(table["data"]) for table in tables})
     recipe = ("step_seconds", *(spec.name for spec in fields(Recipe)))
     return {name for name in recipe if len(values(name)) == num_data}
-
-
-def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
-    """Run what is not finished yet. A run that fails does not keep the others from going on.
-
-    On the CPU each core takes a run at a time in a process of its own; a GPU takes one after the other, as does a
-    single core (``threads=1``). Closing the generator stops the processes; nothing of theirs is lost.
-    """
-    waiting, digest = [], cache(lambda path: load(path).digest())
-    for number, job in enumerate(jobs):
-        known = saved_content(job.path / PARTITION)
-        # A finished run on a file that has changed since is opened all the same, to be refused.
-        if job.finished and (known is None or known == digest(job.experiment.data)):
-            yield News(number, "finished", job.rounds)
-        else:
-            waiting.append(number)
-    threads = runtime.threads or cores()
-    processes = 1 if pick_device(runtime.device).type == "cuda" else min(threads, len(waiting))
-    if processes > 1:
-        yield from _in_processes(jobs, waiting, replace(runtime, threads=threads // processes), processes)
-    else:
-        for number in waiting:
-            yield from _run(number, jobs[number], runtime)
-
-
-def _run(number: int, job: Job, runtime: Runtime) -> Iterator[News]:
-    try:
-        for step in run(open_session(job.experiment, replace(runtime, out=job.path))):
-            yield News(number, "running", step.round, step.record)
-    except UserError as error:
-        yield News(number, "failed", error=str(error), diverged=isinstance(error, Diverged))
-    else:
-        yield News(number, "finished", job.rounds)
-
-
-def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime, count: int) -> Iterator[News]:
-    """Hand the jobs out to processes that live as long as there are any."""
-    queue = deque(waiting)
-    processes: dict[Connection, SpawnProcess] = {}
-    busy: dict[Connection, int] = {}
-
-    def hand_out(pipe: Connection) -> None:
-        busy[pipe] = queue.popleft()
-        pipe.send((busy[pipe], jobs[busy[pipe]]))
-
-    def start() -> None:
-        # A forked child would share the threads and locks that torch holds in this process.
-        context = multiprocessing.get_context("spawn")
-        pipe, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, runtime), daemon=True)
-        with _without_interrupts():
-            process.start()
-        theirs.close()
-        processes[pipe] = process
-        hand_out(pipe)
-
-    try:
-        for _ in range(count):
-            start()
-        while busy:
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                try:
-                    news: News = pipe.recv()
-                except (EOFError, ConnectionError):
-                    processes[pipe].join()
-                    reason = f"its process ended with status {processes[pipe].exitcode}: it may have run out of memory."
-                    news = News(busy.pop(pipe), "failed", error=reason)
-                    if queue:
-                        start()
-                else:
-                    if news.state != "running":
-                        del busy[pipe]
-                        if queue:
-                            hand_out(pipe)
-                yield news
-    finally:
-        for process in processes.values():
-            process.terminate()
-        for process in processes.values():
-            process.join()
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which reaches all of a terminal: the first decides about the others.
-
-    From its first moment on a process has the mask of the one that starts it.
-    """
-    # Started together with the first process, Python's own helper would lift the mask.
-    resource_tracker.ensure_running()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _serve(pipe: Connection, runtime: Runtime) -> None:
-    """A process that runs jobs, one after the other, for as long as the one that started it lives."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    assert runtime.threads is not None
-    torch.set_num_threads(runtime.threads)
-    while True:
-        number, job = pipe.recv()
-        for news in _run(number, job, runtime):
-            pipe.send(news)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -6,9 +6,10 @@ from functools import cached_property
 from math import isfinite, log
 from pathlib import Path
 
-from manyheads.compare import Job, directory_name, labels
+from manyheads.compare import directory_name, labels
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.jobs import Job
 from manyheads.store import Run
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

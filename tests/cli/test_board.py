@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from manyheads.cli import board
-from manyheads.compare import Job, News
 from manyheads.experiment import Experiment
+from manyheads.jobs import Job, News
 from manyheads.recipes import RECIPES
 from manyheads.record import Record
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.compare import News
 from manyheads.experiment import Experiment, Runtime
+from manyheads.jobs import News
 from manyheads.new_workers import NewWorkers
 from manyheads.session import Session
 from manyheads.studies import runner as module

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from manyheads.compare import Job, News
+from manyheads.jobs import Job, News
 from manyheads.terminal import human_seconds, score, score_name
 
 _PATIENCE_SECONDS = 10.0

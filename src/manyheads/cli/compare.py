@@ -15,8 +15,8 @@ from manyheads.cli.parser import Commands, Parser
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
-    from manyheads.compare import Job, News
     from manyheads.experiment import Runtime
+    from manyheads.jobs import Job, News
     from manyheads.report import Comparison
     from manyheads.tune import Tuning
 
@@ -156,7 +156,7 @@ def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", folder: Path, *, quiet:
 def _run(jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, quiet: bool) -> "dict[str, News]":
     """Run jobs and show it; those that failed, by label."""
     from manyheads.cli.board import follow
-    from manyheads.compare import run_jobs
+    from manyheads.jobs import run_jobs
 
     with closing(run_jobs(jobs, runtime)) as news:
         return follow(news, jobs, title, validation=title == "tuning", quiet=quiet)

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from manyheads.compare import Job, News, run_jobs
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 from manyheads.files import locked
+from manyheads.jobs import Job, News, run_jobs
 from manyheads.new_workers import open_join
 from manyheads.parts import pick_device
 from manyheads.rounds import run

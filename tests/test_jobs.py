@@ -1,0 +1,106 @@
+"""Many runs: what a failure leaves alone, what is not run again, and what processes do not change."""
+
+import os
+import signal
+import time
+from multiprocessing import active_children
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import numpy as np
+
+from manyheads.algorithms import REGISTRY
+from manyheads.compare import distinct, plan
+from manyheads.experiment import Experiment, Runtime
+from manyheads.jobs import Job, News, run_jobs
+
+ONE = Runtime(device="cpu", threads=1)
+TWO = Runtime(device="cpu", threads=2)
+
+
+def _jobs(lab: SimpleNamespace, folder: Path, *names: str, **changes: object) -> list[Job]:
+    experiments = [lab.tiny(REGISTRY[name](), **changes) for name in names]
+    return plan(distinct(experiments, ONE), folder)
+
+
+def _files(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_failure_does_not_stop_the_others_and_a_second_call_does_only_what_is_missing(
+    lab: SimpleNamespace, tmp_path: Path
+) -> None:
+    good = _jobs(lab, tmp_path, "local", "fedavg", rounds=3)
+    (bad,) = _jobs(lab, tmp_path, "d-psgd", lr=1e200, clip=0.0)
+    jobs = [bad, *good]
+    news = list(run_jobs(jobs, ONE))
+    ends = [(item.job, item.state) for item in news if item.state != "running"]
+    assert ends == [(0, "failed"), (1, "finished"), (2, "finished")]
+    assert [item.round for item in news if item.job == 1] == [1, 2, 3, 3]
+    (failure,) = (item for item in news if item.state == "failed")
+    assert "is not a number" in failure.error and failure.diverged
+    before = _files(good[0].path) | _files(good[1].path)
+    again = list(run_jobs(jobs, ONE))
+    assert [item for item in again if item.job > 0] == [News(1, "finished", 3), News(2, "finished", 3)]
+    assert _files(good[0].path) | _files(good[1].path) == before
+
+
+def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_ends_all(
+    lab: SimpleNamespace, tmp_path: Path
+) -> None:
+    here, there = (_jobs(lab, tmp_path / place, "deprl", "ditto", rounds=5) for place in ("here", "there"))
+    assert {item.state for item in run_jobs(here, ONE)} == {"running", "finished"}
+
+    news = run_jobs([*there, *_jobs(lab, tmp_path / "there", "local", rounds=100_000)], TWO)
+    ends: dict[int, News] = {}
+    for number, item in enumerate(news):
+        if number == 0:
+            assert len(active_children()) == 2
+            pid = active_children()[0].pid
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+        if item.state != "running":
+            ends[item.job] = item
+        if len(ends) == 2 and item.job == 2:
+            break
+    assert sorted(item.state for item in ends.values()) == ["failed", "finished"]
+    (failed,) = (item for item in ends.values() if item.state == "failed")
+    assert failed.error.startswith("its process ended with status -9") and not failed.diverged
+    assert active_children()
+    news.close()
+    assert not active_children()
+
+    assert [item.state for item in run_jobs([there[failed.job]], TWO)][-1] == "finished"
+    for one, other in zip(here, there, strict=True):
+        for name in ("models.safetensors", "workers.jsonl", "partition.safetensors"):
+            assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
+
+
+def test_processes_do_not_hear_ctrl_c_from_their_first_moment_on(lab: SimpleNamespace, tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while len(children := active_children()) < 2:
+            time.sleep(0.001)
+        for child in children:
+            assert child.pid is not None
+            os.kill(child.pid, signal.SIGINT)
+
+    other = Thread(target=interrupt)
+    other.start()
+    news = list(run_jobs(_jobs(lab, tmp_path, "local", "fedavg"), TWO))
+    other.join()
+    assert [item.state for item in news if item.state != "running"] == ["finished", "finished"]
+
+
+def test_a_finished_run_on_a_file_that_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.npz"
+    x, y = np.arange(60.0).reshape(20, 3), np.arange(20) % 2
+    np.savez(path, x=x, y=y)
+    experiment = Experiment(data=str(path), model="mlp:4", split="iid", workers=2, rounds=1)
+    jobs = plan(distinct([experiment], ONE), tmp_path / "runs")
+    assert [item.state for item in run_jobs(jobs, ONE)] == ["running", "finished"]
+    assert list(run_jobs(jobs, ONE)) == [News(0, "finished", 1)]
+    np.savez(path, x=x + 1, y=y)
+    (refused,) = run_jobs(jobs, ONE)
+    assert refused.state == "failed"
+    assert f"other data than {path} holds now" in refused.error
