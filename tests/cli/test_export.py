@@ -1,6 +1,7 @@
 """``export``: a file that holds one worker's net and says how to use it."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -67,6 +68,22 @@ def test_layers_that_were_not_trained_are_in_the_file(tmp_path: Path, monkeypatc
     words = ["--workers", "3", "--rounds", "1", "--model", "half_trained:half", "--quiet"]
     assert main(["train", "deprl", *words, "--out", str(tmp_path / "run")]) == 0
     _use(tmp_path / "run", 1, tmp_path / "model.safetensors")
+
+
+def test_a_damaged_file_of_weights_is_written_anew_as_the_message_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture, finished: Path
+) -> None:
+    run, words = tmp_path / "run", ["--worker", "1", "--out", str(tmp_path / "model.safetensors")]
+    shutil.copytree(finished, run)
+    whole = (run / "models.safetensors").read_bytes()
+    (run / "models.safetensors").write_bytes(whole[:-1])
+    assert main(["export", str(run), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("put it back, or delete summary.json and continue the run, which writes it anew.")
+    (run / "summary.json").unlink()
+    assert main(["train", "--from", str(run / "experiment.json"), "--out", str(run), "--quiet"]) == 0
+    assert (run / "models.safetensors").read_bytes() == whole
+    assert main(["export", str(run), *words]) == 0
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,10 @@ class Run:
             with safe_open(path, framework="pt") as file:
                 weights = {name: file.get_slice(name)[row] for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{path} cannot be read ({error}): train the run again, or put the file back.") from None
+            raise UserError(
+                f"{path} cannot be read ({error}): put it back, or delete {SUMMARY} and continue the run, which writes"
+                " it anew."
+            ) from None
         weights |= self.constants()
         own = {**dict(net.named_parameters()), **statistics(net)}
         if {name: leaf.shape for name, leaf in own.items()} != {name: leaf.shape for name, leaf in weights.items()}:
