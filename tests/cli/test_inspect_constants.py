@@ -48,6 +48,15 @@ def test_data_that_have_changed_since(trained, tmp_path: Path, capsys: pytest.Ca
     assert line == f"manyheads: {run} was trained on other data than {path} holds now: put them back."
 
 
+def test_sites_whose_models_are_in_no_one_place(trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for worker in range(4):
+        np.savez(tmp_path / f"{worker}.npz", x=np.arange(60.0).reshape(20, 3), y=np.arange(20) % 2)
+    run = trained("deprl", "--data", str(tmp_path / "{worker}.npz")) / "site-0"
+    assert main(["inspect", "constants", str(run)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"manyheads: {run} is a site's, and the theory is about the mean of all workers: give another run."
+
+
 def test_a_server_has_no_graph_for_the_theorem(trained, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "constants", str(trained("fedrep"))]) == 0
     text = capsys.readouterr().out

@@ -44,6 +44,8 @@ def run(args: argparse.Namespace) -> None:
     snapshot = run.state()
     with terminal.waiting(f"loading {run.experiment.data}") as downloading:
         session = open_session(run.experiment, Runtime(**given(args, Runtime)), downloading, run.constants())
+    if session.sites:
+        raise UserError(f"{run.path} is a site's, and the theory is about the mean of all workers: give another run.")
     if saved_content(run.path / PARTITION) not in (None, session.everyone.content):
         raise UserError(f"{run.path} was trained on other data than {run.experiment.data} holds now: put them back.")
     ctx = session.ctx
