@@ -3,11 +3,9 @@
 import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from typing import TypeVar
 from weakref import WeakSet
 
 import numpy as np
@@ -18,6 +16,7 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import Plan, as_index, dropout_base, num_batches, plan
 from manyheads.engine.kernel import Batch, Kernel, dropouts, point_at, set_modes
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
+from manyheads.engine.threads import Result, Threads
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics
 from manyheads.randomness import generator, key, torch_seed
@@ -27,7 +26,6 @@ _FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
 """Samples that go through the net at once where no batch is drawn."""
 _SMALL_BATCH = 256
 """Batches of up to so many samples are all padded alike."""
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -66,10 +64,8 @@ class LocalEngine:
         self.dropout_layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
         # Modules that draw from torch's own generator share it, so they run one after another.
         self.seeded = needs_loop(workload.model) is not None
-        self.threads = 1 if self.seeded or self.device.type != "cpu" else threads
+        self.threads = Threads(1 if self.seeded else threads)
         self._own, self._replicas = threading.local(), WeakSet[Split]()
-        self._pool: ThreadPoolExecutor | None = None
-        self._stopped = threading.Event()
 
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         sizes = self.work.train.sizes
@@ -160,7 +156,7 @@ class LocalEngine:
         sums = torch.zeros(len(chunk.rows), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
         for batch in self._batches(inputs, chunk):
-            self._go_on()
+            self.threads.go_on()
             active = len(batch.count)
             sums[:active] += kernel.step(batch)
             seen[:active] += batch.count
@@ -267,54 +263,19 @@ class LocalEngine:
 
     def _each(self, work: Callable[..., Result], items: Sequence) -> list[Result]:
         """``work`` on every item, results in order."""
-        try:
-            return self._in_threads(work, items)
-        finally:
-            self._let_go()
-
-    def _in_threads(self, work: Callable[..., Result], items: Sequence) -> list[Result]:
-        """One single-threaded thread per core."""
         # Whatever the caller's mode: a thread has one of its own.
         run = torch.enable_grad()(work)
-        if self.device.type != "cpu":
-            return [run(item) for item in items]
-        if self.threads == 1 or len(items) < 2:
-            with one_thread():
-                return [run(item) for item in items]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, initializer=torch.set_num_threads, initargs=(1,))
         try:
-            return list(self._pool.map(run, items))
-        except BaseException:
-            # No thread works on: a chunk can take minutes, and after Ctrl-C the process ends with its last thread.
-            self._stopped.set()
-            self._pool.shutdown()
-            self._pool = None
-            self._stopped.clear()
-            raise
+            return self.threads.map(run, items) if self.device.type == "cpu" else [run(item) for item in items]
+        finally:
+            self._let_go()
 
     def _passes(self, rows: slice) -> Iterator[slice]:
         """Rows that go through the net without mini-batches, a part at a time."""
         size = _FORWARD_BATCH[self.device.type]
         for start in range(rows.start, rows.stop, size):
-            self._go_on()
+            self.threads.go_on()
             yield slice(start, min(start + size, rows.stop))
-
-    def _go_on(self) -> None:
-        """Asked between steps: ends the work of a thread whose result nobody waits for any more."""
-        if self._stopped.is_set():
-            raise CancelledError
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """No threads inside operations: their number would change the order of sums."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _narrow(phase: Phase, rows: Tensor | slice, names: Collection[str]) -> Phase:

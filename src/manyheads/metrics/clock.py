@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from manyheads.algorithms.base import Log
-from manyheads.engine.local import one_thread
+from manyheads.engine.threads import one_thread
 from manyheads.models.split import Split
 from manyheads.network.base import Network
 
