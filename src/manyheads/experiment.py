@@ -18,6 +18,8 @@ from manyheads.data.dataset import Dataset
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
+from manyheads.models import Split, build
+from manyheads.randomness import torch_seed
 from manyheads.recipes import Recipe, step_seconds
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
@@ -167,6 +169,12 @@ class Experiment:
     def dtype(self) -> torch.dtype:
         """Type of the weights that are kept and mixed."""
         return torch.float64 if self.precision == "float64" else torch.float32
+
+    def build_net(self, input_shape: tuple[int, ...], num_outputs: int, *, seed: int) -> Split:
+        """The net that the algorithm trains on samples [*input_shape], its weights a function of the seed."""
+        with torch_seed(seed):
+            net = build(self.recipe.model, input_shape, num_outputs, head=self.head, norm=self.norm)
+        return self.algorithm.prepare(net.to(self.dtype))
 
 
 @dataclass(frozen=True, kw_only=True)

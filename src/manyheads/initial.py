@@ -13,11 +13,10 @@ from manyheads.engine.cuda_graphs import CudaGraphsEngine
 from manyheads.engine.phase import Engine
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.models import build
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, constants_of, hold_still, statistics
 from manyheads.randomness import key, torch_seed
-from manyheads.tree import Params, stack
+from manyheads.tree import Params, shapes, stack
 
 
 def num_outputs(federation: Federation) -> int:
@@ -32,25 +31,15 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
     """The net with its first weights, a function of the seed, in the experiment's precision."""
     if 0 in federation.input_shape:
         raise UserError(f"samples of shape {list(federation.input_shape)} hold no numbers: give x with features.")
-    with torch_seed(key(experiment.seed, "weights")):
-        model = build(
-            experiment.recipe.model,
-            federation.input_shape,
-            num_outputs(federation),
-            head=experiment.head,
-            norm=experiment.norm,
-        )
-    model = experiment.algorithm.prepare(model.to(experiment.dtype))
+    seed = key(experiment.seed, "weights")
+    model = experiment.build_net(federation.input_shape, num_outputs(federation), seed=seed)
     hold_still(model)
     return model
 
 
 def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:
     """Let what no worker trains be a run's."""
-    shapes, offered = (
-        {name: leaf.shape for name, leaf in leaves.items()} for leaves in (constants_of(model), constants)
-    )
-    if shapes != offered:
+    if shapes(constants_of(model)) != shapes(constants):
         raise UserError(
             "what the run has with requires_grad=False does not fit this model and data: give those of the run."
         )

@@ -79,7 +79,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
     # A site has those of its own workers alone.
-    held = range(source.workers)[run.hosted()]
+    held = run.hosted()
     whose = f"of worker i mod {len(held)}" if new.representation == "own" else f"the mean of {len(held)} workers"
     if new.representation == "own" and held.start:
         whose = f"of worker {held.start} + i mod {len(held)}"

@@ -61,6 +61,11 @@ def repeat(params: Mapping[str, Tensor], num_workers: int) -> Params:
     return {name: leaf.unsqueeze(0).repeat(num_workers, *[1] * leaf.ndim) for name, leaf in params.items()}
 
 
+def shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """What two trees must have alike to take each other's place."""
+    return {name: leaf.shape for name, leaf in leaves.items()}
+
+
 def nbytes(params: Mapping[str, Tensor]) -> int:
     """Bytes of one worker's row."""
     return sum(leaf[0].numel() * leaf.element_size() for leaf in params.values() if leaf.shape[0])

@@ -11,9 +11,8 @@ from manyheads.checkpoint import Snapshot, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import read_tensors
-from manyheads.models import Split, build
+from manyheads.models import Split
 from manyheads.models.split import statistics
-from manyheads.randomness import torch_seed
 from manyheads.store.layout import (
     CHECKPOINT,
     CONSTANTS,
@@ -26,6 +25,7 @@ from manyheads.store.layout import (
     read_lines,
     read_object,
 )
+from manyheads.tree import shapes
 
 
 class Run:
@@ -89,11 +89,9 @@ class Run:
             raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
         return described
 
-    def hosted(self) -> slice:
+    def hosted(self) -> range:
         """The workers that this directory has the models of: all, or in a site its own."""
-        described = self.describe_model()
-        first = described.get("first_worker", 0)
-        return slice(first, first + described.get("num_workers", self.experiment.workers))
+        return _hosted(self.describe_model(), self.experiment)
 
     def constants(self) -> dict[str, Tensor]:
         """What all workers' nets have alike and none trains, as requires_grad=False asks for."""
@@ -107,33 +105,23 @@ class Run:
         if not 0 <= worker < experiment.workers:
             raise UserError(f"worker {worker} is not in this run: give 0 to {experiment.workers - 1}.")
         described, path = self.describe_model(), self.path / MODELS
-        # A site has the models of its own workers only.
-        row, rows = worker - described.get("first_worker", 0), described.get("num_workers", experiment.workers)
-        if not 0 <= row < rows:
+        hosted = _hosted(described, experiment)
+        if worker not in hosted:
             raise UserError(
                 f"{self.path} does not have the model of worker {worker}: give the run of that worker's site."
             )
-        # The first weights are overwritten: they must not use up the caller's random numbers.
-        with torch_seed(0):
-            net = build(
-                experiment.recipe.model,
-                tuple(described["input_shape"]),
-                described["num_outputs"],
-                head=experiment.head,
-                norm=experiment.norm,
-            )
-        net = experiment.algorithm.prepare(net.to(experiment.dtype))
+        # Whatever the seed: the first weights are overwritten.
+        net = experiment.build_net(tuple(described["input_shape"]), described["num_outputs"], seed=0)
         try:
             with safe_open(path, framework="pt") as file:
-                weights = {name: file.get_slice(name)[row] for name in file.keys()}  # noqa: SIM118
+                weights = {name: file.get_slice(name)[hosted.index(worker)] for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
             raise UserError(
                 f"{path} cannot be read ({error}): put it back, or delete {SUMMARY} and continue the run, which writes"
                 " it anew."
             ) from None
         weights |= self.constants()
-        own = {**dict(net.named_parameters()), **statistics(net)}
-        if {name: leaf.shape for name, leaf in own.items()} != {name: leaf.shape for name, leaf in weights.items()}:
+        if shapes({**dict(net.named_parameters()), **statistics(net)}) != shapes(weights):
             raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.")
         net.load_state_dict(weights, strict=False)
         return net.eval()
@@ -143,3 +131,8 @@ class Run:
         good = [record for record in found if record is not None]
         self._damaged[name] = len(found) - len(good)
         return good
+
+
+def _hosted(described: dict[str, Any], experiment: Experiment) -> range:
+    first = described.get("first_worker", 0)
+    return range(first, first + described.get("num_workers", experiment.workers))
