@@ -15,6 +15,7 @@ from torch import Tensor
 import manyheads
 from manyheads import host_memory
 from manyheads.algorithms.base import Context
+from manyheads.compatibility import check_theory, check_training
 from manyheads.data import Dataset, Federation, load
 from manyheads.data.files import Progress
 from manyheads.data.sites import load as load_sites
@@ -22,7 +23,7 @@ from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs import Precision
 from manyheads.engine.phase import Engine, Loss, accuracy, cross_entropy, single_head
-from manyheads.engine.workload import Transform, Workload
+from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads, take_constants
@@ -45,7 +46,6 @@ from manyheads.network.placement import Placement, blocks
 from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, without
 from manyheads.parts import connect, deal, pick_device, rates, resolve
-from manyheads.randomness import generator
 from manyheads.recipes import knows_speed
 from manyheads.topology import Mixing
 
@@ -135,7 +135,7 @@ def open_session(
         take_constants(model, constants)
     if processes.count > 1:
         compare_weights(processes, model)
-    _check_training(experiment, model, federation)
+    check_training(experiment, model, federation)
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(federation, device, experiment.dtype)
     workload = _workload(experiment, model, here)
@@ -143,7 +143,7 @@ def open_session(
     engine = _engine(experiment, runtime, processes, workload, notes)
     sizes = sizes_in_sites(everyone, experiment.algorithm, network) if sites else np.array(everyone.train.sizes)
     ctx = _context(experiment, model, federation, sizes, workload, engine, network)
-    _check_theory(runtime, ctx)
+    check_theory(runtime, ctx)
     notes += [*_remarks(asked, experiment, model), *([NOT_IN_SITES] if sites else [])]
     floor = floor_in_sites(everyone, network) if sites else everyone.majority_floor()
     return Session(
@@ -249,74 +249,11 @@ def _remarks(asked: Experiment, experiment: Experiment, model: Split) -> Iterato
         yield f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round."
 
 
-def _check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
-    """Refuse a net, data and functions that do not go together."""
-    if has_batchnorm(model) and experiment.batch_size == 1:
-        raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
-    if federation.num_classes is None and experiment.loss is None:
-        raise UserError("the targets are floats, not classes: give whole numbers, or a loss (and a metric) in Python.")
-    if experiment.loss is not None and model.head_names != ("head",):
-        raise UserError(
-            f"{experiment.algorithm.name} trains two heads by losses of its own, for classes: leave your loss out, "
-            "or choose another algorithm."
-        )
-    for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
-        if function is not None:
-            _check_per_sample(name, function, experiment.dtype, model, federation)
-    if experiment.transform is not None:
-        _check_transform(experiment.transform, experiment, federation)
-
-
-def _check_theory(runtime: Runtime, ctx: Context) -> None:
-    """Refuse to measure M(k) where it is not defined, or where that would show what is private."""
-    if runtime.theory_every and ctx.model.head_names != ("head",):
-        raise UserError("--theory-every needs a net with one head, and this algorithm's has two: leave it out.")
-    if runtime.theory_every and not ctx.network.may_gather_private:
-        raise UserError("--theory-every compares the gradients of heads, which stay where they are: leave it out.")
-
-
 def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
     train = federation.train.to(device, dtype)
     # Train and validation shards lie over one pool: it is moved once.
     validation = replace(federation.validation, x=train.x).to(device, dtype)
     return replace(federation, train=train, validation=validation, test=federation.test.to(device, dtype))
-
-
-def _check_per_sample(name: str, function: Loss, dtype: torch.dtype, model: Split, federation: Federation) -> None:
-    """Try the user's own loss or metric on a few samples: it must give every one a number that is its own."""
-    x, y = federation.train.x[:3].to(dtype), federation.train.y[:3]
-    y = y.to(dtype) if y.is_floating_point() else y
-    with torch.no_grad():
-        output = copy.deepcopy(model).eval()(x)
-        together, alone = (function(output[:count], y[:count]) for count in (len(x), 1))
-    for found, count in ((together, len(x)), (alone, 1)):
-        if not isinstance(found, Tensor) or found.shape != (count,):
-            raise UserError(
-                f"the {name} gives {_form(found)} for {count} samples: it must give one number a sample, "
-                f"[{count}], not their mean or sum."
-            )
-    if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):
-        # Numbers of shape [n, 1] and [n] are compared each with each.
-        raise UserError(
-            f"the {name} of a sample depends on the others beside it: take each by itself, and see that the shapes of "
-            f"output {_form(output)} and target {_form(y)} fit."
-        )
-
-
-def _check_transform(transform: Transform, experiment: Experiment, federation: Federation) -> None:
-    """Try the user's own transform on a few samples: another shape would be stretched over them all."""
-    x = federation.train.x[:3].to(experiment.dtype)
-    # A copy: a transform may change its inputs in place.
-    found = transform(x.clone(), generator(experiment.seed, "transform/trial"))
-    if not isinstance(found, Tensor) or found.shape != x.shape:
-        raise UserError(
-            f"the transform gives {_form(found)} for {len(x)} samples: it must give a tensor of their shape, "
-            f"{list(x.shape)}."
-        )
-
-
-def _form(found: object) -> str:
-    return str(list(found.shape)) if isinstance(found, Tensor) else type(found).__name__
 
 
 def _negative(loss: Loss) -> Loss:

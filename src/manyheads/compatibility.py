@@ -1,0 +1,79 @@
+"""Whether net, data, what is to be measured and the user's own functions go together, before anything is trained."""
+
+import copy
+
+import torch
+from torch import Tensor
+
+from manyheads.algorithms.base import Context
+from manyheads.data import Federation
+from manyheads.engine.phase import Loss
+from manyheads.engine.workload import Transform
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime
+from manyheads.models.norm import has_batchnorm
+from manyheads.models.split import Split
+from manyheads.randomness import generator
+
+
+def check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
+    """Refuse a net, data and functions that do not go together."""
+    if has_batchnorm(model) and experiment.batch_size == 1:
+        raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
+    if federation.num_classes is None and experiment.loss is None:
+        raise UserError("the targets are floats, not classes: give whole numbers, or a loss (and a metric) in Python.")
+    if experiment.loss is not None and model.head_names != ("head",):
+        raise UserError(
+            f"{experiment.algorithm.name} trains two heads by losses of its own, for classes: leave your loss out, "
+            "or choose another algorithm."
+        )
+    for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
+        if function is not None:
+            _check_per_sample(name, function, experiment.dtype, model, federation)
+    if experiment.transform is not None:
+        _check_transform(experiment.transform, experiment, federation)
+
+
+def check_theory(runtime: Runtime, ctx: Context) -> None:
+    """Refuse to measure M(k) where it is not defined, or where that would show what is private."""
+    if runtime.theory_every and ctx.model.head_names != ("head",):
+        raise UserError("--theory-every needs a net with one head, and this algorithm's has two: leave it out.")
+    if runtime.theory_every and not ctx.network.may_gather_private:
+        raise UserError("--theory-every compares the gradients of heads, which stay where they are: leave it out.")
+
+
+def _check_per_sample(name: str, function: Loss, dtype: torch.dtype, model: Split, federation: Federation) -> None:
+    """Try the user's own loss or metric on a few samples: it must give every one a number that is its own."""
+    x, y = federation.train.x[:3].to(dtype), federation.train.y[:3]
+    y = y.to(dtype) if y.is_floating_point() else y
+    with torch.no_grad():
+        output = copy.deepcopy(model).eval()(x)
+        together, alone = (function(output[:count], y[:count]) for count in (len(x), 1))
+    for found, count in ((together, len(x)), (alone, 1)):
+        if not isinstance(found, Tensor) or found.shape != (count,):
+            raise UserError(
+                f"the {name} gives {_form(found)} for {count} samples: it must give one number a sample, "
+                f"[{count}], not their mean or sum."
+            )
+    if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):
+        # Numbers of shape [n, 1] and [n] are compared each with each.
+        raise UserError(
+            f"the {name} of a sample depends on the others beside it: take each by itself, and see that the shapes of "
+            f"output {_form(output)} and target {_form(y)} fit."
+        )
+
+
+def _check_transform(transform: Transform, experiment: Experiment, federation: Federation) -> None:
+    """Try the user's own transform on a few samples: another shape would be stretched over them all."""
+    x = federation.train.x[:3].to(experiment.dtype)
+    # A copy: a transform may change its inputs in place.
+    found = transform(x.clone(), generator(experiment.seed, "transform/trial"))
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        raise UserError(
+            f"the transform gives {_form(found)} for {len(x)} samples: it must give a tensor of their shape, "
+            f"{list(x.shape)}."
+        )
+
+
+def _form(found: object) -> str:
+    return str(list(found.shape)) if isinstance(found, Tensor) else type(found).__name__
