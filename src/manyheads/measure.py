@@ -17,6 +17,11 @@ from manyheads.metrics.consensus import consensus_error, consensus_errors
 from manyheads.record import Record
 from manyheads.session import Session
 
+Values = dict[str, float | None]
+"""Fields of a record by name."""
+PerWorker = dict[str, list[float | None]]
+"""The values of every worker by name; None of one that has no samples."""
+
 
 def checked_loss(log: Log, round: int, session: Session) -> float:
     """The mean loss of the last phase; a worker whose loss is no number ends the run."""
@@ -43,12 +48,11 @@ def check_finite(losses: Mapping[str, Sequence[float | None]], round: int, sessi
                 )
 
 
-def measure(
-    session: Session, before: State, trained: State, mixed: State, end: State
-) -> tuple[dict[str, float], dict[str, list[float | None]]]:
+def measure(session: Session, before: State, trained: State, mixed: State, end: State) -> tuple[Values, PerWorker]:
     """Every number of a record that comes from a state, and the values of each worker."""
     ctx, federation = session.ctx, session.federation
-    values: dict[str, float] = {
+    values: Values = {
+        "accuracy_validation": None,
         "consensus_error": nan,
         "consensus_error_relative": nan,
         "consensus_error_before_mixing": nan,
@@ -73,7 +77,7 @@ def measure(
     values["accuracy_before_mixing"] = summarise(accuracy_before, tested)[0]
     _, train_loss, trains = score(trained, federation.train)
     values["train_loss"] = summarise(train_loss, trains)[0]
-    per_worker = {
+    per_worker: PerWorker = {
         "accuracy": _listed(accuracy, tested),
         "accuracy_before_mixing": _listed(accuracy_before, tested),
         "train_loss": _listed(train_loss, trains),
@@ -85,16 +89,8 @@ def measure(
     return values, per_worker
 
 
-def make_record(
-    session: Session,
-    round: int,
-    loss: float,
-    seconds: float,
-    simulated: float,
-    values: dict[str, float],
-    per_worker: dict[str, list[float | None]],
-) -> Record:
-    """The record of a round (from 1) out of what was measured, and what the run has cost so far."""
+def make_record(session: Session, round: int, values: Values, per_worker: PerWorker) -> Record:
+    """The record of a round (from 1): what was measured of it, and what the run has sent and held so far."""
     network = session.ctx.network
     traffic = torch.from_numpy(np.stack([network.traffic.sent, network.traffic.received]))
     sent, received = network.gather(traffic.T).double().mean(0).tolist()
@@ -103,15 +99,12 @@ def make_record(
         algorithm=session.experiment.algorithm.name,
         run_id=session.experiment.run_id,
         majority_floor=session.majority_floor,
-        loss=loss,
         bytes_sent_per_worker=sent,
         bytes_received_per_worker=received,
         bytes_on_wire=session.processes.total(network.traffic.on_wire),
-        seconds=seconds,
-        simulated_seconds=simulated,
         peak_memory_bytes=peak_memory(session.device),
         per_worker=per_worker,
-        **{"accuracy_validation": None, **values},  # pyright: ignore[reportArgumentType]
+        **values,  # pyright: ignore[reportArgumentType]
     )
 
 

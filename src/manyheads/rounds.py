@@ -165,9 +165,9 @@ def _rounds(
             check_finite({"train loss": per_worker["train_loss"]}, round, session)
             if theory and start is not None:
                 values |= theory_terms(start, trained, log, round, ctx)
-            seconds = time.perf_counter() - began
             simulated = clock.seconds if ctx.network.may_gather_private else nan
-            record = make_record(session, round + 1, loss, seconds, simulated, values, per_worker)
+            values |= {"loss": loss, "seconds": time.perf_counter() - began, "simulated_seconds": simulated}
+            record = make_record(session, round + 1, values, per_worker)
         del before, trained, mixed, start
         if saver is not None:
             saver.keep(round + 1, state, time.perf_counter() - began, clock.seconds, record)
