@@ -58,6 +58,14 @@ def test_weights_that_are_each_algorithms_own_default_agree(tmp_path: Path, writ
     assert collect(tmp_path).grid == ()
 
 
+def test_an_algorithm_of_ones_own_stands_beside_the_others(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl")
+    description = write_run(tmp_path / "b", "d-psgd") / "experiment.json"
+    description.write_text(description.read_text().replace('"name": "d-psgd"', '"name": "mine"'))
+    comparison = collect(tmp_path)
+    assert ([system.label for system in comparison.systems], comparison.grid) == (["DePRL", "mine"], ())
+
+
 @pytest.mark.parametrize(
     ("other", "named"),
     [

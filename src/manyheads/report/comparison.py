@@ -203,10 +203,10 @@ def _open(run: Finished, name: str) -> bool:
 def _value(run: Finished, name: str) -> Any:
     """A run's value of an option; None for the mixing weights that its algorithm takes by default."""
     value = run.options.get(name)
-    if name == "weights" and run.algorithm in REGISTRY:
-        default = "uniform" if REGISTRY[run.algorithm].row_stochastic else "metropolis"
-        return None if value == default else value
-    return value
+    if name != "weights":
+        return value
+    row_stochastic = run.algorithm in REGISTRY and REGISTRY[run.algorithm].row_stochastic
+    return None if value == ("uniform" if row_stochastic else "metropolis") else value
 
 
 def _values(runs: Iterable[Finished], name: str) -> list[Any]:
