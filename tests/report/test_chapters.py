@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,15 @@ def test_what_sends_nothing_is_not_drawn_against_bytes_alone(tmp_path: Path, wri
 def test_a_system_keeps_its_colour_whoever_stands_beside_it(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "local", rounds=1)
     assert "var(--c7)" in of_setting(collect(tmp_path), 0)[0].rows[0][1][0].inline
+
+
+def test_an_algorithm_of_ones_own_has_another_colour_and_is_dashed_where_it_needs_a_server(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "d-psgd")
+    description = write_run(tmp_path / "b", "fedavg") / "experiment.json"
+    description.write_text(description.read_text().replace('"name": "fedavg"', '"name": "mine"'))
+    learning = of_setting(collect(tmp_path), 0)[0]
+    assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", learning.rows[0][1][0].inline))
+    assert "Dashed: needs a server." in learning.text
 
 
 def test_the_texts_explain_what_there_is_to_see(chapters: list[Chapter]):

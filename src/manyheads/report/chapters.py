@@ -64,10 +64,16 @@ class _Drawn:
 def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
     """The chapters of one point of the grid."""
     prefix = comparison.prefix(setting)
-    own_colours = len({system.algorithm for system in comparison.systems}) == len(comparison.systems)
-    places = {name: place for place, name in enumerate(REGISTRY)}
+    algorithms = {system.algorithm for system in comparison.systems}
+    # A built-in algorithm has a colour of its own, unless two lines would then have the same.
+    own_colours = len(algorithms) == len(comparison.systems) and algorithms <= REGISTRY.keys()
     drawn = [
-        _Drawn(system.label, places.get(system.algorithm, i) if own_colours else i, runs, system.server)
+        _Drawn(
+            system.label,
+            list(REGISTRY).index(system.algorithm) if own_colours else i,
+            runs,
+            dashed=runs[0].options["graph"] == "server",
+        )
         for i, system in enumerate(comparison.systems)
         if (runs := comparison.cells.get((i, setting)))
     ]

@@ -30,11 +30,6 @@ class System:
     algorithm: str
     own: dict[str, Any]
 
-    @property
-    def server(self) -> bool:
-        """Whether a parameter server takes the graph's place."""
-        return self.algorithm in REGISTRY and REGISTRY[self.algorithm].server
-
 
 @dataclass(frozen=True)
 class Setting:
