@@ -139,6 +139,26 @@ def test_a_wrong_spec_is_refused_in_one_line(factories: str, spec: str, message:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("wrap", "message"),
+    [
+        (nn.DataParallel, "DataParallel, which shares batches out to GPUs: give the plain net, its .module."),
+        (torch.compile, "OptimizedModule, which torch.compile made: give the plain net that it was given."),
+        (torch.jit.script, "RecursiveScriptModule, which torch.jit made: give the plain net that it was given."),
+    ],
+    ids=["parallel", "compiled", "scripted"],
+)
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_what_only_wraps_a_net_is_refused_in_one_line(wrap: Callable[[nn.Module], nn.Module], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        build(wrap(module()), (2, 3), 4)
+    assert str(error.value) == f"the model is a {message}"
+    inside = nn.Sequential(nn.Flatten(), wrap(nn.Linear(6, 4)), nn.Linear(4, 4))
+    with pytest.raises(UserError) as error:
+        build(inside, (2, 3), 4)
+    assert str(error.value) == f"the model's layer 1 is a {message}"
+
+
 def test_too_few_outputs_are_refused() -> None:
     with pytest.raises(UserError, match="gives 4 outputs for 5 classes"):
         build(module(), (2, 3), 5)

@@ -23,6 +23,14 @@ Model = str | nn.Module | Callable[..., nn.Module]
 Norm = Literal["shared", "local", "group"]
 """BatchNorm whose statistics are mixed with the neighbours', whose statistics stay at home, or GroupNorm instead."""
 
+_WRAPPERS = {
+    "DataParallel": "which shares batches out to GPUs: give the plain net, its .module",
+    "DistributedDataParallel": "which averages gradients over processes: give the plain net, its .module",
+    "OptimizedModule": "which torch.compile made: give the plain net that it was given",
+    "ScriptModule": "which torch.jit made: give the plain net that it was given",
+}
+"""What wraps a net and cannot be cut or stacked, by the name of its class: to import them all takes seconds."""
+
 
 def build(
     model: Model,
@@ -40,6 +48,7 @@ def build(
     if norm not in get_args(Norm):
         raise unknown("norm", norm, get_args(Norm))
     module = _module(model, input_shape, num_outputs)
+    _refuse_wrappers(module)
     if norm == "group":
         module = group_norm(module)
     like = next(module.parameters(), torch.empty(0))
@@ -78,6 +87,14 @@ def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gives a {type(module).__name__}: it must give an nn.Module.")
     return module
+
+
+def _refuse_wrappers(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        for kind in type(layer).__mro__:
+            if kind.__module__.startswith("torch.") and kind.__name__ in _WRAPPERS:
+                where = f"the model's layer {name}" if name else "the model"
+                raise UserError(f"{where} is a {type(layer).__name__}, {_WRAPPERS[kind.__name__]}.")
 
 
 def _factory(spec: str) -> Callable[..., nn.Module]:
