@@ -1,5 +1,6 @@
 """``export``: a file that holds one worker's net and says how to use it."""
 
+import importlib
 import json
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import safetensors
 import torch
+from safetensors.torch import load_file
 
 from manyheads import Experiment, Runtime, from_arrays, train
 from manyheads.cli import main
@@ -36,6 +38,36 @@ def test_the_file_explains_itself(capsys: pytest.CaptureFixture, finished: Path,
     about = _use(finished, 2, tmp_path / "model.safetensors")
     assert capsys.readouterr().out == f"{tmp_path / 'model.safetensors'}\n"
     assert (about["worker"], about["algorithm"], about["data"]) == (2, "deprl", "digits")
+
+
+@pytest.mark.parametrize(
+    ("words", "layer"),
+    [((), "classifier"), (("--head", "classifier.2"), "classifier.2"), (("--head", "all"), "all")],
+)
+def test_plain_torch_loads_the_file(
+    words: tuple[str, ...], layer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "from torch import nn",
+        "class Net(nn.Module):",
+        "    def __init__(self):",
+        "        super().__init__()",
+        "        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Dropout(0.1))",
+        "        self.classifier = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 10))",
+        "    def forward(self, x):",
+        "        return self.classifier(self.body(x))",
+    ]
+    (tmp_path / "plain_net.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("plain_net", None)
+    run, out = tmp_path / "run", tmp_path / "model.safetensors"
+    options = ["--workers", "3", "--rounds", "1", "--model", "plain_net:Net", *words, "--quiet"]
+    assert main(["train", "deprl", *options, "--out", str(run)]) == 0
+    assert _use(run, 1, out)["head"] == layer
+    net = importlib.import_module("plain_net").Net()
+    net.load_state_dict(load_file(out))
+    x = torch.rand(5, 1, 8, 8)
+    torch.testing.assert_close(net.eval()(x), Run.open(run).model(1)(x))
 
 
 def test_two_heads_in_double_precision(tmp_path: Path) -> None:

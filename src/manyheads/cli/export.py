@@ -18,13 +18,14 @@ with safe_open(path, framework="pt") as file:
     weights = {name: file.get_tensor(name) for name in file.keys()}
 net = build(about["net"], tuple(about["input_shape"]), about["num_outputs"], head=about["head"], norm=about["norm"])
 net = get_algorithm(about["algorithm"])().prepare(net)
-net.load_state_dict(weights, assign=True)
+net.load_state_dict({name: weights[own] for name, own in net.module_names().items()}, assign=True)
 net.eval()
 """
 
 _ABOUT = """\
-Write one worker's trained net as a safetensors file. Its metadata, a JSON text under 'manyheads', says which net it is,
-what it takes and gives, and how to load it.
+Write one worker's trained net as a safetensors file. Tensors have the names that they have in your own net, whose
+load_state_dict takes them; fedrod's second head is in no such net. The metadata, a JSON text under 'manyheads', says
+which net it is, what it takes and gives, which layer is the head, and how to load it with this package.
 """
 
 
@@ -59,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     about = {
         **run.describe_model(),
         "net": given["model"],
-        "head": given["head"],
+        "head": net.head_layer,
         "norm": given["norm"],
         "heads": net.head_names,
         "algorithm": given["algorithm"]["name"],
@@ -69,5 +70,5 @@ def run(args: argparse.Namespace) -> None:
         "run_id": summary["run_id"] if summary else None,
         "load": _LOAD,
     }
-    write_tensors(args.out, net.state_dict(), {"format": "pt", "manyheads": json.dumps(about)})
+    write_tensors(args.out, net.module_state(), {"format": "pt", "manyheads": json.dumps(about)})
     print(args.out)

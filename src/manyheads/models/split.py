@@ -36,6 +36,10 @@ class Split(nn.Module):
         self.head_names = tuple(heads)
         self.detached = detached
         """Heads that send no gradient into the features."""
+        self.head_layer = ""
+        """The layer that the head begins with in the module that was split; or all, or none."""
+        self.head_prefix = ""
+        """What the names of the head's tensors begin with in that module."""
         self.random: tuple[str, ...] = ()
         """Modules that were seen to draw from torch's generator."""
         self.varying: tuple[str, ...] = ()
@@ -49,6 +53,18 @@ class Split(nn.Module):
     def groups(self) -> tuple[str, ...]:
         """The groups that own parameters."""
         return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
+
+    def module_names(self) -> dict[str, str]:
+        """Every tensor's name -> its name in the module that was split. A second head has none there: then all stay."""
+        if len(self.head_names) > 1:
+            return {name: name for name in self.state_dict()}
+        parts = [(name, *name.split(".", 1)) for name in self.state_dict()]
+        return {name: (self.head_prefix if group == "head" else "") + rest for name, group, rest in parts}
+
+    def module_state(self) -> dict[str, Tensor]:
+        """The weights as ``load_state_dict`` of the module that was split takes them."""
+        names = self.module_names()
+        return {names[name]: tensor for name, tensor in self.state_dict().items()}
 
     def features(self, x: Tensor) -> Tensor:
         """Samples [B, ...] -> features [B, ...]."""
@@ -92,8 +108,9 @@ def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
             expected = _try(whole, example)
         unshare_layers(whole)
         head = _last(whole) if head is None else head
-        representation, top = _separate(whole, head)
+        representation, top, prefix = _separate(whole, head)
         net = Split(representation, {"head": top})
+        net.head_layer, net.head_prefix = head, prefix
         replace_layers(net, lambda layer: _own_dropout(layer) or own_batchnorm(layer))
         # Alike for both: a net may draw random numbers at all times.
         with torch_seed(0):
@@ -168,26 +185,27 @@ def cut(net: Split, depth: int) -> tuple[nn.Module, Split]:
     return front, rest
 
 
-def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module]:
+def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
+    """Representation, head, and what the names of the head's tensors began with."""
     if head == "all":
-        return nn.Identity(), whole
+        return nn.Identity(), whole, ""
     if head == "none":
-        return whole, nn.Identity()
+        return whole, nn.Identity(), ""
     owners = [name for name, layer in whole.named_modules() if name and any(True for _ in layer.parameters())]
     if head not in dict(whole.named_modules(remove_duplicate=False)):
         raise unknown("head", head, ["all", "none", *(n for n in owners if n.count(".") <= head.count("."))])
     parts = head.split(".")
     levels = [whole.get_submodule(".".join(parts[:k])) for k in range(len(parts))]
     if all(type(level) is nn.Sequential for level in levels):
-        return _sliced(whole, parts)
+        return *_sliced(whole, parts), ""
     parent, (parent_name, _, child) = levels[-1], head.rpartition(".")
     if type(parent) is nn.Sequential:
         front, top = _sliced(parent, [child])
         put(whole, parent_name, front)
-    else:
-        top = whole.get_submodule(head)
-        put(whole, head, nn.Identity())
-    return whole, top
+        return whole, top, f"{parent_name}."
+    top = whole.get_submodule(head)
+    put(whole, head, nn.Identity())
+    return whole, top, f"{head}."
 
 
 def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module]:
