@@ -94,6 +94,11 @@ def test_algorithm_has_a_page_with_its_options(name):
         assert f"algorithms/{name}.md" in overview.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("overview", [README, GUIDE], ids=lambda page: page.name)
+def test_overview_says_how_to_add_an_algorithm(overview):
+    assert "design.md#add-an-algorithm)" in overview.read_text(encoding="utf-8")
+
+
 def test_no_page_for_an_algorithm_that_is_not_there():
     assert {page.stem for page in (ROOT / "docs/algorithms").glob("*.md")} == set(REGISTRY)
 
