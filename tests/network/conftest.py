@@ -102,10 +102,20 @@ def start_together(start: Start) -> Callable[..., list[Started]]:
         own: Mapping[int, Sequence[object]] = MappingProxyType({}),
         folders: Sequence[Path] | None = None,
         ranks: Sequence[int] | None = None,
+        machines: Sequence[int] | None = None,
     ) -> list[Started]:
-        """``own``: words that only a certain rank gets; ``folders``: where each stands; ``ranks``: only these come."""
+        """``own``: words that only a certain rank gets; ``folders``: where each stands; ``ranks``: only these come;
+        ``machines``: on which each is, as torchrun counts them."""
         meeting = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        places = [{} if folders is None else {"cwd": folders[rank]} for rank in range(count)]
+        places = [
+            ({} if folders is None else {"cwd": folders[rank]})
+            | (
+                {}
+                if machines is None
+                else {"GROUP_RANK": machines[rank], "LOCAL_RANK": machines[:rank].count(machines[rank])}
+            )
+            for rank in range(count)
+        ]
         return [
             start(script, *words, *own.get(rank, ()), RANK=rank, **meeting, **places[rank])
             for rank in (range(count) if ranks is None else ranks)

@@ -48,6 +48,13 @@ def test_processes_with_different_options(start_together, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+def test_every_machine_shows_the_line_once(start_together, tmp_path: Path) -> None:
+    words = (*TRAIN, "--out", tmp_path / "run")
+    started = start_together(3, PROGRAM, *words, own={2: ["--seed", 2]}, machines=(0, 0, 1))
+    first, other = only_line(started[:2]), only_line(started[2:])
+    assert first == other and "process 2 was started with seed 2, process 0 with seed 1" in first
+
+
 def test_processes_with_different_data(start_together, tmp_path: Path) -> None:
     for rank in range(2):
         (tmp_path / str(rank)).mkdir()
@@ -171,7 +178,9 @@ def net(input_shape, num_outputs):
 def test_an_error_is_shown_whole_and_once(start_together, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     words = ("--model", "broken:net", "--out", tmp_path / "run")
-    text = "\n".join(output(start_together(3, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 3)))
+    started = start_together(4, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 4, machines=(0, 0, 1, 1))
+    assert only_line(started[2:]) == "manyheads (process 1): ZeroDivisionError: of all things"
+    text = "\n".join(output(started[:2]))
     assert text.count("ZeroDivisionError: of all things") == 1
     assert text.count("Traceback") == 1 and "in forward" in text
     assert "was lost" not in text

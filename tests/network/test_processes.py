@@ -20,7 +20,7 @@ def test_a_process_alone_agrees_with_itself() -> None:
     alone = Processes(None, 0, 1, "start", 60, CPU)
     assert alone.total(3) == 3 and alone.decide(True) and not alone.decide(False)
     assert alone.texts("Grüße") == ["Grüße"] and alone.texts("") == [""]
-    assert alone.first_to_fail() and alone.alone() is alone
+    assert alone.failure("mine") == "mine" and alone.alone() is alone
     alone.wait()
     with alone.one_before_others():
         pass
@@ -33,9 +33,12 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(module.atexit, "register", lambda leave: None)
     made: list[Processes] = []
 
-    def make(count: int, timeout: float = 60) -> list[Processes]:
+    def make(count: int, timeout: float = 60, machines: str = "") -> list[Processes]:
         store = HashStore()
-        made.extend(Processes(store, rank, count, "start", timeout, CPU) for rank in range(count))
+        for rank in range(count):
+            if machines:
+                monkeypatch.setenv("GROUP_RANK", machines[rank])
+            made.append(Processes(store, rank, count, "start", timeout, CPU))
         return made
 
     yield make
@@ -73,12 +76,22 @@ def test_whoever_has_left_because_of_another_is_not_named(several: Make) -> None
     first, second, third = several(3)
     for process in (second, third):
         process._ended.set()
-    assert second.first_to_fail()
+    second._part()
     assert fail(first).startswith("process 2 of 3 was lost")
 
 
+def failures(processes: list[Processes]) -> list[str | None]:
+    """What each shows, when they fail in this order."""
+    return [process.failure(f"by {process.rank}") for process in processes]
+
+
 def test_one_process_speaks_for_all(several: Make) -> None:
-    assert [process.first_to_fail() for process in several(3)] == [True, False, False]
+    assert failures(several(3)) == ["by 0", None, None]
+
+
+def test_every_machine_shows_what_failed_first(several: Make) -> None:
+    processes = several(5, machines="00112")
+    assert failures(processes[::-1]) == ["by 4", "by 4", None, "by 4", None]
 
 
 def test_one_process_speaks_for_a_host_when_the_store_is_gone(
@@ -88,9 +101,23 @@ def test_one_process_speaks_for_a_host_when_the_store_is_gone(
     _, second, third, fourth = several(4)
     for process in (second, third, fourth):
         process._store_answers = False
-    assert second.first_to_fail() and third.first_to_fail(), "rather twice than not at all"
+    assert failures([second, third]) == ["by 1", "by 2"], "rather twice than not at all"
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert [process.first_to_fail() for process in (fourth, third, second)] == [True, False, False]
+    assert failures([fourth, third, second]) == ["by 3", None, None]
+
+
+def test_what_was_heard_in_time_is_shown_when_the_store_is_gone(
+    several: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first, second, third = several(3, machines="001")
+    assert second.failure("by 1") == "by 1"
+    began = time.monotonic()
+    second._part()
+    assert time.monotonic() - began > module._BEAT_SECONDS, "torchrun ends the store with whoever has failed"
+    third._store_answers = False
+    assert third.failure("process 0 was lost") == "by 1"
+    assert fail(first).startswith("a process"), "it is not looked for"
 
 
 def test_a_store_that_is_gone_went_with_the_first_process(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,7 +137,7 @@ def test_whoever_keeps_the_store_waits_for_those_who_may_still_ask(several: Make
     first._keeps_store = True
     for process in (second, third):
         process._ended.set()
-    assert second.first_to_fail()
+    second._part()
     assert fail(first).startswith("process 2 of 3 was lost")
     began = time.monotonic()
     assert first._part()
@@ -160,10 +187,10 @@ def test_a_long_wait_is_for_those_who_are_alive(several: Make) -> None:
 def test_a_long_wait_for_one_that_has_failed(several: Make) -> None:
     first, second = several(2)
     second._ended.set()
-    assert second.first_to_fail()
+    assert second.failure("by 1")
     with pytest.raises(UserError, match="process 1 of 2 was lost"):
         first.wait_long()
-    assert not first.first_to_fail(), "the error is the other's to show"
+    assert first.failure("process 1 was lost") is None, "the error is the other's to show"
 
 
 def test_no_wait_is_endless(several: Make, monkeypatch: pytest.MonkeyPatch) -> None:

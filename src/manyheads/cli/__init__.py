@@ -57,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if _is_out_of_memory(error):
             return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
-        if _is_shown_elsewhere():
-            return 1
-        raise
+        own = _line(f"{type(error).__name__}: {error}".partition("\n")[0])
+        if (shown := _to_show(own)) == own:
+            raise
+        return _show(shown, 1)
 
 
 def _run(argv: Sequence[str]) -> int:
@@ -108,17 +109,25 @@ def _rank() -> int:
     return int(given) if given.isdecimal() else 0
 
 
-def _is_shown_elsewhere() -> bool:
-    """Whether another of several processes shows the error that this one only suffers from."""
-    if not _among_others():
-        return False
-    from manyheads.network.meeting import first_to_fail
-
-    return not first_to_fail()
-
-
 def _fail(message: str, status: int = 2) -> int:
-    if not _is_shown_elsewhere():
-        who = f"manyheads (process {rank}):" if (rank := _rank()) else "manyheads:"
-        print(who, " ".join(message.split()), file=sys.stderr)
+    return _show(_to_show(_line(message)), status)
+
+
+def _line(message: str) -> str:
+    who = f"manyheads (process {rank}):" if (rank := _rank()) else "manyheads:"
+    return f"{who} {' '.join(message.split())}"
+
+
+def _to_show(line: str) -> str | None:
+    """What to show of a failure: of several processes, one of each machine shows the line of the first that failed."""
+    if not _among_others():
+        return line
+    from manyheads.network.meeting import failure
+
+    return failure(line)
+
+
+def _show(line: str | None, status: int) -> int:
+    if line:
+        print(line, file=sys.stderr)
     return status

@@ -42,15 +42,15 @@ def join(timeout: float, device: torch.device) -> Processes:
     return _joined
 
 
-def first_to_fail() -> bool:
-    """Whether this process's error is the one to show.
+def failure(line: str) -> str | None:
+    """What to show when this process fails with a line of its own; None: another on this machine shows it.
 
     Before the processes have met, the first on each host shows its own; where that is a process 0 that does not come,
     the one after it does.
     """
     if _joined is None:
-        return local_rank() == 0 or (_looking and os.environ["RANK"] == "1")
-    return _joined.first_to_fail()
+        return line if local_rank() == 0 or (_looking and os.environ["RANK"] == "1") else None
+    return _joined.failure(line)
 
 
 def _join(timeout: float, device: torch.device) -> None:

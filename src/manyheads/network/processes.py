@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,7 @@ _PATIENCE = 0.8
 _LONG = 60
 """How many time-outs the longest wait takes."""
 _LEFT = "left"
+_FAILURE = "failure"
 
 Answer = TypeVar("Answer")
 
@@ -54,7 +56,12 @@ class Processes:
         """Where torch.distributed wants the tensors it sends."""
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if count > 1 else 1
         """How many of them are on this host."""
+        self._machine = os.environ.get("GROUP_RANK", socket.gethostname())
+        """One of those where torchrun was started, which counts them."""
         self._store, self._keeps_store = store, keeps_store
+        self._is_first_to_fail = False
+        self._heard = ""
+        """What the first to fail has said."""
         self._calls = self._beats = self._long_waits = 0
         self._found_missing: list[int] = []
         self._store_answers = True
@@ -158,29 +165,40 @@ class Processes:
         self._found_missing = [rank for rank in range(self.count) if not self._store.check([self._place(rank)])]
         return self._found_missing
 
-    def first_to_fail(self) -> bool:
-        """Whether no other process has failed before this one: what fails after it, fails because of it.
+    def failure(self, line: str) -> str | None:
+        """What to show when this process fails with a line of its own; None: another on this machine shows it.
 
-        Where the store cannot be asked any more, whether none on this host has.
+        What fails after the first fails because of it: one process of every machine shows the line of the first. Where
+        the store cannot be asked any more, that if it was heard, else its own.
         """
         if (store := self._store) is None:
-            return True
+            return line
 
-        def count() -> int:
+        def tell() -> tuple[str, bool]:
+            # In this order: whoever sees that this process has left must not be taken for the first.
+            first = store.compare_set(_FAILURE, "", line).decode()
             store.set(self._place(), _LEFT)
-            return store.add("failures", 1)
+            return first, store.add(f"{_FAILURE}/{self._machine}", 1) == 1
 
-        number = self._ask(count)
-        return self._first_on_host() if number is None else number == 1
+        first, shows = self._ask(tell) or (self._heard or line, self._leaves_first_mark())
+        self._is_first_to_fail = first == line
+        return first if shows else None
 
-    def _first_on_host(self) -> bool:
+    def _leaves_first_mark(self) -> bool:
         """Whether this process is the first here to leave a mark, an empty file among the temporary ones."""
         try:
-            Path(gettempdir(), f"manyheads-{self.generation}").touch(exist_ok=False)
+            Path(gettempdir(), f"manyheads-{self.generation}-{self._machine}").touch(exist_ok=False)
         except OSError as error:
             # Better twice than not at all.
             return not isinstance(error, FileExistsError)
         return True
+
+    def _hear(self) -> bool:
+        """Whether a process has failed, and remember what it has said."""
+        assert self._store is not None
+        if self._store.check([_FAILURE]):
+            self._heard = self._store.get(_FAILURE).decode()
+        return self._heard != ""
 
     def _lost(self, waited: float, missing: list[int] | None = None) -> UserError:
         """``missing``: those who are; None: whoever is found to be."""
@@ -201,6 +219,9 @@ class Processes:
 
     def _missing(self) -> list[int]:
         """The processes that are behind this one, or that have stopped telling where they are."""
+        if self._hear():
+            # Nobody is missing without a word.
+            return []
         self._tell()
         before, missing = self._whereabouts(), []
         for beat in range(_BEATS):
@@ -227,6 +248,7 @@ class Processes:
         with suppress(RuntimeError):
             while not self._ended.wait(_BEAT_SECONDS):
                 self._tell()
+                self._hear()
 
     def _tell(self) -> None:
         assert self._store is not None
@@ -246,9 +268,11 @@ class Processes:
         assert self._store is not None
         self._store.set(self._place(), _LEFT)
         # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show. A thread
-        # that is still asking when Python ends would end it with an error of its own.
-        deadline = time.monotonic() + _PATIENCE * _STORE_SECONDS
-        while self._keeps_store and self._somebody_is_left() and time.monotonic() < deadline:
+        # that is still asking when Python ends would end it with an error of its own. When the first to fail ends,
+        # torchrun ends all on its machine, perhaps the one that keeps the store: it waits until the others have heard.
+        patience = _PATIENCE * _STORE_SECONDS if self._keeps_store else 2 * _BEAT_SECONDS * self._is_first_to_fail
+        deadline = time.monotonic() + patience
+        while time.monotonic() < deadline and self._somebody_is_left():
             time.sleep(POLL_SECONDS)
         return True
 
