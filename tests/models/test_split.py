@@ -138,6 +138,34 @@ def test_another_module_is_cut_at_the_last_thing_it_applies(head: str | None, to
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
+class Wrapper(nn.Module):
+    """A net inside another module."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(torch.zeros(6), requires_grad=False)
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x - self.mean)
+
+
+@pytest.mark.parametrize(
+    ("module", "top"),
+    [
+        (Wrapper(chain()), ["2.weight", "2.bias"]),
+        (Wrapper(Wrapper(chain())), ["2.weight", "2.bias"]),
+        (nn.Sequential(nn.Flatten(), chain()), ["1.2.weight", "1.2.bias"]),
+        (Wrapper(nn.Sequential(nn.Flatten(), nn.Linear(6, 3))), ["1.weight", "1.bias"]),
+    ],
+    ids=range(4),
+)
+def test_the_last_layer_is_found_inside_a_lone_child(module: nn.Module, top: list[str]) -> None:
+    net = split(module, None, X)
+    assert [name.removeprefix("head.") for name in names(net) if name.startswith("head.")] == top
+    torch.testing.assert_close(net.eval()(X), module.eval()(X))
+
+
 @pytest.mark.parametrize(
     ("module", "head", "message"),
     [

@@ -94,8 +94,9 @@ def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
     """Split a copy of a module by the dotted name of its head; ``example`` is a batch [B, ...] of at least two samples.
 
     Inside an nn.Sequential the head is everything from the named layer on; elsewhere the named module must be the last
-    thing that forward applies, which is tried on the example. None: the last child that owns parameters. ``all`` and
-    ``none``: everything is the head, or nothing is. torch's Dropout and BatchNorm are replaced by ours.
+    thing that forward applies, which is tried on the example. None: the last child that owns parameters, looked for
+    inside one that alone does. ``all`` and ``none``: everything is the head, or nothing is. torch's Dropout and
+    BatchNorm are replaced by ours.
     """
     with torch.no_grad():
         if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
@@ -229,12 +230,21 @@ def _children(module: nn.Module) -> dict[str, nn.Module]:
 
 
 def _last(whole: nn.Module) -> str:
-    owners = [name for name, child in _children(whole).items() if any(True for _ in child.parameters())]
-    if not owners:
+    """The last child that owns parameters; where no other does, what is last inside it."""
+    path: list[str] = []
+    owners = _owners(whole)
+    while owners:
+        path.append(next(reversed(owners)))
+        owners = _owners(owners[path[-1]]) if len(owners) == 1 else {}
+    if not path:
         raise UserError(
             f"{type(whole).__name__} has no layers to choose a head from: give the head as 'all' or 'none'."
         )
-    return owners[-1]
+    return ".".join(path)
+
+
+def _owners(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: child for name, child in _children(module).items() if any(True for _ in child.parameters())}
 
 
 def _try(module: nn.Module, example: Tensor) -> Tensor:
