@@ -116,6 +116,7 @@ def test_from_a_file_with_changes(tmp_path: Path) -> None:
     before = Experiment(algorithm=REGISTRY["deprl"](head_epochs=5), workers=4, relabel=True, rounds=3, lr=0.5)
     path.write_text(before.to_json())
     assert _one("--from", str(path)) == before
+    assert _one("--from", str(tmp_path)) == before
     changed = _one("--from", str(path), "--body-epochs", "2", "--no-relabel", "--rounds", "9", "--lr", "auto")
     assert changed.algorithm == REGISTRY["deprl"](head_epochs=5, body_epochs=2)
     assert (changed.relabel, changed.rounds, changed.lr, changed.workers) == (False, 9, None, 4)

@@ -17,6 +17,7 @@ from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime
 from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe
+from manyheads.store.layout import EXPERIMENT
 
 _SECTIONS = {
     "data": "data and net",
@@ -97,8 +98,8 @@ def add_options(
         "--from",
         dest="source",
         type=Path,
-        metavar="FILE",
-        help="begin with an experiment.json; other options change it",
+        metavar="RUN",
+        help="begin with the options of another run: its directory or experiment.json; other options change them",
     )
     parser.add_argument(
         "--preset",
@@ -131,6 +132,8 @@ def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Experiment:
+    """The experiment in a file, or in a run directory."""
+    path = path / EXPERIMENT if path.is_dir() else path
     try:
         return Experiment.from_json(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:

@@ -1,6 +1,8 @@
 """``manyheads train``: train one algorithm and show how it goes; the same command continues a run that was stopped."""
 
 import argparse
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ examples:
   manyheads train deprl --workers 32 --split dirichlet:0.1 --graph random:0.25
   manyheads train deprl --rounds 200                        a finished run goes on to round 200
   manyheads train d-psgd --data my.npz --model package.module:factory --head classifier
-  manyheads train --from runs/mine/experiment.json --seed 2
+  manyheads train --from runs/mine --seed 2
 
 A value in [brackets] is the default; 'auto' leaves an option to its default. A run that was stopped, killed or given
 more rounds is continued by the same command.
@@ -45,12 +47,16 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import terminal
     from manyheads.cli.options import experiments, given
     from manyheads.experiment import Runtime
+    from manyheads.network.meeting import local_rank
     from manyheads.session import open_session
 
     (experiment,) = experiments(args)
     with terminal.waiting(f"loading {experiment.data}", quiet=args.quiet) as progress:
         session = open_session(experiment, Runtime(**given(args, Runtime)), progress)
-    train(session, quiet=args.quiet)
+    # Only process 0 prints, but the people of each site see a run of their own.
+    site_prints = session.sites is not None and local_rank() == 0
+    with redirect_stdout(sys.__stdout__ if site_prints else sys.stdout):
+        train(session, quiet=args.quiet)
 
 
 def train(session: "Session", *, quiet: bool) -> None:
