@@ -18,8 +18,9 @@ def flag(name: str) -> str:
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
-    """An unknown name, with the nearest allowed one: ``unknown("graph", "rong", ["ring"])``."""
+    """An unknown name, with the nearest allowed one, in whatever case: ``unknown("graph", "Rong", ["ring"])``."""
     names = sorted(allowed)
-    close = get_close_matches(given, names, n=1)
-    hint = f" Did you mean '{close[0]}'?" if close else ""
+    by_lower = {name.lower(): name for name in names}
+    close = get_close_matches(given.lower(), by_lower, n=1)
+    hint = f" Did you mean '{by_lower[close[0]]}'?" if close else ""
     return UserError(f"unknown {kind} '{given}'.{hint} Allowed: {', '.join(names)}.")
