@@ -107,17 +107,17 @@ def start_together(start: Start) -> Callable[..., list[Started]]:
         """``own``: words that only a certain rank gets; ``folders``: where each stands; ``ranks``: only these come;
         ``machines``: on which each is, as torchrun counts them."""
         meeting = {"WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        places = [
-            ({} if folders is None else {"cwd": folders[rank]})
-            | (
-                {}
-                if machines is None
-                else {"GROUP_RANK": machines[rank], "LOCAL_RANK": machines[:rank].count(machines[rank])}
-            )
-            for rank in range(count)
-        ]
+
+        def surroundings(rank: int) -> dict[str, object]:
+            given: dict[str, object] = {"RANK": rank, **meeting}
+            if folders is not None:
+                given["cwd"] = folders[rank]
+            if machines is not None:
+                given |= {"GROUP_RANK": machines[rank], "LOCAL_RANK": machines[:rank].count(machines[rank])}
+            return given
+
         return [
-            start(script, *words, *own.get(rank, ()), RANK=rank, **meeting, **places[rank])
+            start(script, *words, *own.get(rank, ()), **surroundings(rank))
             for rank in (range(count) if ranks is None else ranks)
         ]
 

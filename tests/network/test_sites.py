@@ -159,6 +159,16 @@ def test_sites_compute_what_one_process_with_all_data_does(start_together, folde
         assert any("consensus error" in note for note in summary["notes"])
 
 
+def test_every_site_sees_its_own_run(start_together, folders) -> None:
+    words = ("train", "deprl", *[word for word in TRAIN if word != "--quiet"], "--rounds", 3, "--out", "run")
+    started = start_together(3, PROGRAM, *words, folders=folders, machines=(0, 1, 2))
+    for worker, process in zip(ORDER, started, strict=True):
+        assert process.status() == 0, process.text()
+        first, *_, last = process.text().splitlines()
+        assert first.startswith("DePRL on site-{worker}.npz: 3 workers") and "round 1/3" in process.text()
+        assert last == f"run/site-{worker}"
+
+
 def test_sites_with_different_kinds_of_data(start_together, folders) -> None:
     np.savez(folders[1] / f"site-{ORDER[1]}.npz", x=np.zeros((9, 6)), y=np.arange(9) % 2)
     started = start_together(3, PROGRAM, "train", "deprl", *TRAIN, "--out", "run", folders=folders)
