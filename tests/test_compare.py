@@ -59,6 +59,11 @@ def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNames
     assert labels(found[::4]) == ["deprl", "fedavg"]
 
 
+def test_what_does_not_go_together_shows_before_anything_is_run(lab: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match="the head is the whole net, and deprl would share nothing"):
+        distinct([lab.tiny(REGISTRY[name](), head="fc1") for name in ("d-psgd", "deprl")], ONE)
+
+
 def test_one_run_cannot_end_twice(lab: SimpleNamespace) -> None:
     with pytest.raises(UserError, match="--rounds 3 and 5: give one number"):
         distinct([lab.tiny(REGISTRY["local"](), rounds=rounds) for rounds in (3, 5)], ONE)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from manyheads.algorithms import DePRL
+from manyheads.algorithms import DPSGD, DePRL, FedRep, FedRoD, Local
 from manyheads.errors import UserError
 
 
@@ -15,6 +15,28 @@ def test_single_samples_and_batchnorm_exclude_each_other(lab):
 
     with pytest.raises(UserError, match="batch-size 1"):
         lab.opened(lab.tiny(DePRL(), model=normed, batch_size=1))
+
+
+def _net() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 3))
+
+
+@pytest.mark.parametrize("algorithm", [DePRL(), FedRep()], ids=lambda algorithm: algorithm.name)
+def test_a_head_that_is_the_whole_net_is_refused_where_only_the_rest_is_shared(lab, algorithm):
+    with pytest.raises(UserError) as caught:
+        lab.opened(lab.tiny(algorithm, model=_net, head="0"))
+    assert str(caught.value) == (
+        f"the head is the whole net, and {algorithm.name} would share nothing: "
+        "give a later layer as --head (2, 3), or say --head all."
+    )
+    with pytest.raises(UserError, match=r"share nothing: give a net with more layers, or say --head all\.$"):
+        lab.opened(lab.tiny(algorithm, model=torch.nn.Sequential(torch.nn.Linear(6, 3))))
+
+
+@pytest.mark.parametrize("algorithm", [DPSGD(), FedRoD(), Local()], ids=lambda algorithm: algorithm.name)
+def test_a_head_that_is_the_whole_net_is_fine_where_it_is_asked_for_or_changes_nothing(lab, algorithm):
+    lab.opened(lab.tiny(algorithm, model=_net, head="0"))
+    lab.opened(lab.tiny(DePRL(), model=_net, head="all"))
 
 
 def test_a_regression_needs_a_loss_that_gives_every_sample_a_number_of_its_own(lab):

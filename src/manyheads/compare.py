@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from manyheads.compatibility import check_training
 from manyheads.data import load
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
@@ -42,7 +43,8 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experi
         if (setting := replace(complete, seed=0)) not in checked:
             checked.add(setting)
             connect(complete)
-            initial_model(complete, deal(complete, dataset))
+            federation = deal(complete, dataset)
+            check_training(complete, initial_model(complete, federation), federation)
     return list(found.values())
 
 

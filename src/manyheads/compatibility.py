@@ -5,7 +5,8 @@ import copy
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context
+from manyheads.algorithms.base import Algorithm, Context
+from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Federation
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
@@ -18,6 +19,7 @@ from manyheads.randomness import generator
 
 def check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
     """Refuse a net, data and functions that do not go together."""
+    _check_head(experiment, model)
     if has_batchnorm(model) and experiment.batch_size == 1:
         raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
     if federation.num_classes is None and experiment.loss is None:
@@ -34,12 +36,31 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
         _check_transform(experiment.transform, experiment, federation)
 
 
+def shares_nothing(algorithm: Algorithm, model: Split) -> bool:
+    """Whether an algorithm that is there to share finds all that a net trains to be private."""
+    return algorithm.private != WHOLE and algorithm.private.issuperset(model.groups)
+
+
 def check_theory(runtime: Runtime, ctx: Context) -> None:
     """Refuse to measure M(k) where it is not defined, or where that would show what is private."""
     if runtime.theory_every and ctx.model.head_names != ("head",):
         raise UserError("--theory-every needs a net with one head, and this algorithm's has two: leave it out.")
     if runtime.theory_every and not ctx.network.may_gather_private:
         raise UserError("--theory-every compares the gradients of heads, which stay where they are: leave it out.")
+
+
+def _check_head(experiment: Experiment, model: Split) -> None:
+    """Refuse a head that leaves nothing to share, unless it is asked for."""
+    held = any(name.startswith("representation.") for name in model.constants)
+    if experiment.head == "all" or held or not shares_nothing(experiment.algorithm, model):
+        return
+    layers = model.get_submodule("head").named_modules()
+    later = [model.head_prefix + name for name, layer in layers if name and list(layer.parameters(recurse=False))][1:]
+    hint = f"a later layer as --head ({', '.join(later[-5:])})" if later else "a net with more layers"
+    raise UserError(
+        f"the head is the whole net, and {experiment.algorithm.name} would share nothing: "
+        f"give {hint}, or say --head all."
+    )
 
 
 def _check_per_sample(name: str, function: Loss, dtype: torch.dtype, model: Split, federation: Federation) -> None:
