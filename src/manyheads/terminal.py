@@ -59,6 +59,17 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, i
         status.stop()
 
 
+def headline(title: str, options: Mapping[str, Any]) -> str:
+    """What a run is: the algorithm's title, and from a complete experiment's options who trains what where."""
+    from manyheads.topology import brief
+
+    graph = "no graph" if options["graph"] == "none" else brief(options["graph"])
+    return (
+        f"{title} on {options['data']}: {options['workers']} workers, {options['split']}, {graph}, {options['model']}, "
+        f"{rounds(options['rounds'])}"
+    )
+
+
 def facts(lines: Iterable[tuple[str, str]]) -> str:
     """(label, value) pairs, the values in one column."""
     pairs = list(lines)

@@ -25,10 +25,11 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from manyheads.algorithms import REGISTRY
     from manyheads.checkpoint import latest_round
     from manyheads.store import Run
     from manyheads.store.layout import CHECKPOINT, EXPERIMENT, read_description
-    from manyheads.terminal import facts, summary_table
+    from manyheads.terminal import facts, headline, summary_table
 
     run = Run.open(args.directory)
     description = read_description(args.directory / EXPERIMENT)
@@ -37,9 +38,11 @@ def run(args: argparse.Namespace) -> None:
     records, summary = run.metrics(), run.summary()
     complete = summary is not None and summary["rounds"] >= description["rounds"]
     done = records[-1]["round"] if records else 0
+    name = description["algorithm"]["name"]
+    title = REGISTRY[name].title if name in REGISTRY else name
+    print(headline(title, {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
     lines = [
-        ("algorithm", description["algorithm"]["name"]),
-        ("data", _shown(description["data"])),
+        ("seed", str(description["seed"])),
         ("rounds", f"{done} of {description['rounds']}"),
         ("state", "complete" if complete else _unfinished(latest_round(args.directory / CHECKPOINT))),
         *(("option", f"{flag(name)} {_shown(value)}") for name, value in _unusual(description)),
@@ -74,8 +77,9 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     if description["precision"] in ("float32", "tf32"):
         # The default of a CPU and that of a GPU.
         known["precision"] = description["precision"]
+    said = ("algorithm", "name", "data", "rounds", "seed")
     for name, value in {**description, **description["algorithm"]}.items():
-        if name not in ("algorithm", "name", "data", "rounds") and value is not None and known.get(name) != value:
+        if name not in said and value is not None and known.get(name) != value:
             yield name, value
 
 

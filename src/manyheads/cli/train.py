@@ -73,7 +73,9 @@ def train(session: "Session", *, quiet: bool) -> None:
     try:
         steps = rounds_of(session)
         if not quiet:
-            print(_headline(session), flush=True)
+            given, count = session.experiment, session.processes.count
+            where = f"{session.engine} engine, {session.device}" + (f", {count} processes" if count > 1 else "")
+            print(f"{terminal.headline(given.algorithm.title, vars(given))} ({where})", flush=True)
         for step in terminal.follow(steps, session.ctx.rounds, session.notes, quiet=quiet):
             stopped = f"stopped at round {step.round}"
     except KeyboardInterrupt:
@@ -96,16 +98,3 @@ def _default_out(session: "Session") -> Path:
     experiment = session.experiment
     data = Path(str(experiment.data)).stem
     return Path("runs", f"{data}-{experiment.algorithm.name}-{experiment.run_id}")
-
-
-def _headline(session: "Session") -> str:
-    from manyheads.terminal import rounds
-    from manyheads.topology import brief
-
-    given, count = session.experiment, session.processes.count
-    where = f"{session.engine} engine, {session.device}" + (f", {count} processes" if count > 1 else "")
-    graph = "no graph" if given.graph == "none" else brief(given.graph)
-    return (
-        f"{given.algorithm.title} on {given.data}: {given.workers} workers, {given.split}, {graph}, "
-        f"{given.model}, {rounds(session.ctx.rounds)} ({where})"
-    )
