@@ -174,7 +174,8 @@ def test_sites_with_different_kinds_of_data(start_together, folders) -> None:
     started = start_together(3, PROGRAM, "train", "deprl", *TRAIN, "--out", "run", folders=folders)
     assert all(process.status() for process in started)
     (line,) = [line for process in started for line in process.text().splitlines() if line.startswith("manyheads")]
-    assert "process 1 was started with number of classes 2, process 0 with number of classes 3" in line
+    assert "process 1 was started with number of classes 2, process 0 with number of classes 3: " in line
+    assert line.endswith("and num_classes where a file lacks the last classes.")
 
 
 def test_a_site_that_was_never_there_in_python(folders) -> None:

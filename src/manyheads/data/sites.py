@@ -9,6 +9,7 @@ from manyheads.data.dataset import Dataset
 from manyheads.errors import UserError
 
 _WORKER = "{worker}"
+ONE_KIND = "give all workers one kind of sample, and num_classes where a file lacks the last classes."
 
 
 def is_per_worker(data: object) -> bool:
@@ -29,7 +30,7 @@ def load(template: str, workers: range) -> Dataset:
         if _kind(part) != _kind(first):
             raise UserError(
                 f"{_file(template, worker)} holds {_kind(part)}, {_file(template, workers[0])} {_kind(first)}: "
-                "give all workers one kind of sample, and num_classes where a file lacks the last classes."
+                f"{ONE_KIND}"
             )
     train, test = (
         torch.tensor(list(parts)).repeat_interleave(torch.tensor([len(x) for x in pools]))

@@ -9,7 +9,7 @@ import manyheads
 from manyheads.algorithms.base import Algorithm
 from manyheads.data import Dataset, Federation
 from manyheads.data.federation import mean_floor
-from manyheads.data.sites import is_per_worker, seen
+from manyheads.data.sites import ONE_KIND, is_per_worker, seen
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models.split import Split, constants_of
@@ -72,9 +72,11 @@ def compare(
     for rank, other in enumerate(others, start=1):
         for name, value in first.items():
             if other.get(name) != value:
+                cure = (
+                    ONE_KIND if in_sites and name in data else "give all of them the same options, data and versions."
+                )
                 raise UserError(
-                    f"process {rank} was started with {name} {other.get(name)}, process 0 with {name} {value}: "
-                    "give all of them the same options, data and versions."
+                    f"process {rank} was started with {name} {other.get(name)}, process 0 with {name} {value}: {cure}"
                 )
 
 
