@@ -144,7 +144,7 @@ def open_session(
     sizes = sizes_in_sites(everyone, experiment.algorithm, network) if sites else np.array(everyone.train.sizes)
     ctx = _context(experiment, model, federation, sizes, workload, engine, network)
     check_theory(runtime, ctx)
-    notes += [*_remarks(asked, experiment, model), *([NOT_IN_SITES] if sites else [])]
+    notes += _remarks(asked, experiment, model, in_sites=sites is not None)
     floor = floor_in_sites(everyone, network) if sites else everyone.majority_floor()
     return Session(
         experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
@@ -236,9 +236,11 @@ def _context(
     )
 
 
-def _remarks(asked: Experiment, experiment: Experiment, model: Split) -> Iterator[str]:
+def _remarks(asked: Experiment, experiment: Experiment, model: Split, *, in_sites: bool) -> Iterator[str]:
     """What the user should know about an experiment, as it was asked for and as it became."""
-    if asked.step_seconds is None and not knows_speed(experiment.model):
+    if in_sites:
+        yield NOT_IN_SITES
+    elif asked.step_seconds is None and not knows_speed(experiment.model):
         guess = f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess"
         yield f"{guess}: give --step-seconds, which inspect speed measures."
     if model.constants:

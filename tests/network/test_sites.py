@@ -18,6 +18,7 @@ from manyheads.data import sites as files
 from manyheads.data.arrays import from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.network.agreement import NOT_IN_SITES
 from manyheads.network.sites import Sites, place, resume_round, without
 from manyheads.rounds import run
 from manyheads.session import open_session
@@ -176,6 +177,13 @@ def test_sites_with_different_kinds_of_data(start_together, folders) -> None:
     (line,) = [line for process in started for line in process.text().splitlines() if line.startswith("manyheads")]
     assert "process 1 was started with number of classes 2, process 0 with number of classes 3: " in line
     assert line.endswith("and num_classes where a file lacks the last classes.")
+
+
+def test_the_clock_of_sites_is_not_called_a_guess(folders) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    experiment = Experiment(data=str(folders[0] / "site-{worker}.npz"), workers=3, model=net)
+    notes = open_session(experiment, Runtime(device="cpu", threads=1)).notes
+    assert [note for note in notes if "imulated time" in note] == [NOT_IN_SITES]
 
 
 def test_a_site_that_was_never_there_in_python(folders) -> None:
