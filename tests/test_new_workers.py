@@ -178,7 +178,12 @@ def test_new_heads_on_a_representation_that_nobody_has_trained(lab: SimpleNamesp
 
 
 @pytest.mark.parametrize(
-    ("held", "said"), [({}, "worker i mod 4."), ({"first_worker": 2, "num_workers": 2}, "2 + i mod 2.")]
+    ("held", "said"),
+    [
+        ({}, ": of worker i mod 4."),
+        ({"first_worker": 2, "num_workers": 2}, ": of worker 2 + i mod 2."),
+        ({"first_worker": 2, "num_workers": 1}, ": of worker 2."),
+    ],
 )
 def test_whose_representation_it_is_is_said(lab: SimpleNamespace, tmp_path: Path, held: dict, said: str) -> None:
     """A site has the models of its own workers alone."""

@@ -80,12 +80,16 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
     # A site has those of its own workers alone.
     held = run.hosted()
-    whose = f"of worker i mod {len(held)}" if new.representation == "own" else f"the mean of {len(held)} workers"
-    if new.representation == "own" and held.start:
-        whose = f"of worker {held.start} + i mod {len(held)}"
+    if len(held) == 1:
+        whose = f"of worker {held.start}"
+    elif new.representation == "mean":
+        whose = f"the mean of {len(held)} workers"
+    else:
+        first = f"{held.start} + " if held.start else ""
+        whose = f"of worker {first}i mod {len(held)}"
     session.notes.append(f"Representation after {learned.round} rounds of {run.path}: {whose}.")
-    first = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
-    return replace(session, ctx=replace(session.ctx, initial=first))
+    initial = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
+    return replace(session, ctx=replace(session.ctx, initial=initial))
 
 
 def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorkers) -> Experiment:
