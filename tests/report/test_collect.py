@@ -60,6 +60,16 @@ def test_the_sites_of_a_run_are_one_run(tmp_path: Path, write_run):
     assert (len(found.runs), found.repeated) == (1, 1)
 
 
+def test_a_site_that_did_not_finish_is_no_run_of_its_own(tmp_path: Path, write_run):
+    for seed, finished in ((1, True), (2, False)):
+        for worker in (0, 1, 2):
+            folder = tmp_path / f"run-{seed}" / f"site-{worker}"
+            done = finished and worker == 1
+            write_run(folder, data="site-{worker}.npz", split="natural", seed=seed, finished=done)
+    found = find_runs(tmp_path)
+    assert ([run.seed for run in found.runs], found.unfinished) == ([1], 1)
+
+
 def test_damaged_lines_are_skipped_and_counted(tmp_path: Path, write_run):
     run = write_run(tmp_path / "run")
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)

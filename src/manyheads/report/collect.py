@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.store import Run
 from manyheads.store.layout import EXPERIMENT, MODEL, SIMILARITY, read_description, read_object
@@ -81,12 +82,14 @@ def find_runs(folder: Path) -> Found:
         raise UserError(f"{folder} {what}: give a folder that manyheads train or compare wrote.")
     runs: dict[str, Finished] = {}
     seen: set[tuple[str, int]] = set()
-    unfinished = repeated = 0
+    unfinished: set[str] = set()
+    repeated = 0
     for path in paths:
         description = _description(path)
         name = json.dumps(description, sort_keys=True)
         if (run := _read(path, description)) is None:
-            unfinished += 1
+            # The sites of a run are one run, which is finished when one of them is.
+            unfinished.add(name if is_per_worker(description["data"]) else str(path))
         elif (site := (name, _first_worker(path))) in seen:
             # The same experiment has the same numbers: to count it twice would only make the deviation look smaller.
             repeated += 1
@@ -95,9 +98,9 @@ def find_runs(folder: Path) -> Found:
             # Every site of a run has everybody's records: the first stands for all.
             runs.setdefault(name, run)
     if not runs:
-        which = "the run" if unfinished == 1 else f"each of the {unfinished} runs"
+        which = "the run" if len(unfinished) == 1 else f"each of the {len(unfinished)} runs"
         raise UserError(f"{which} under {folder} is unfinished: start the command that began it again.")
-    return Found(folder, list(runs.values()), unfinished, repeated)
+    return Found(folder, list(runs.values()), len(unfinished - runs.keys()), repeated)
 
 
 def rejected(folder: Path) -> list[Finished]:
