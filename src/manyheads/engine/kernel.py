@@ -1,5 +1,6 @@
 """What a kernel is: code that trains the stacked rows of a few workers in place, one mini-batch of each at a time."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -61,7 +62,7 @@ def dropouts(model: nn.Module) -> dict[str, Dropout]:
     return {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
 
 
-def dropout_keys(layers: dict[str, int], names: list[str], base: Tensor, step: int | Tensor) -> dict[str, Tensor]:
+def dropout_keys(layers: Mapping[str, int], names: list[str], base: Tensor, step: int | Tensor) -> dict[str, Tensor]:
     """Each named dropout layer's keys [A] in one step."""
     return {name: dropout_key(base, step, layers[name]) for name in names}
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from manyheads.engine.batches import dropout_key
-from manyheads.engine.chain import ChainKernel, is_chain
+from manyheads.engine.chain import Chain, is_chain
 from manyheads.engine.cuda_graphs.compiled import compiled
 from manyheads.engine.cuda_graphs.descent import Descent, Rule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
@@ -180,9 +180,8 @@ class _Chain:
         precision: Precision,
         compile: bool,
     ) -> None:
-        self.model, self.phase, self.rate, self.precision = model, phase, rate, precision
-        self.params = {**frozen.compute, **moving.compute}
-        self.kernel = ChainKernel(model, phase, self.params, {}, dict(layers))
+        self.phase, self.rate, self.precision = phase, rate, precision
+        self.chain = Chain(model, phase, {**frozen.compute, **moving.compute}, layers)
         self.part_of = {name: part for part in moving.parts for name in part.layout.shapes}
         self.dtype, device = rate.dtype, rate.device
         # The first number of workers gets code for its size, all others share code for any.
@@ -207,14 +206,9 @@ class _Chain:
     ) -> tuple[list[tuple[str, Tensor, Tensor, bool]], list[tuple[str, Tensor]], Tensor, Tensor]:
         """Linear layers' gradients in factors (layer, d, x, bias), those of other leaves, the clip's factors [A], sums
         of losses [A]."""
-        kernel, (active, size) = self.kernel, x.shape[:2]
-        keys = {name: dropout_key(base, number, kernel.layers[name]) for name in kernel.dropouts}
-        tapes, outputs, contributions = {}, {}, []
+        active, size = x.shape[:2]
         with self.precision.autocast(x.device):
-            train = kernel.body_moves or self.phase.frozen == "train"
-            features, body_tape = kernel.forward(kernel.body, x, keys, train)
-            for name, layers in kernel.heads.items():
-                outputs[name], tapes[name] = kernel.forward(layers, features, keys, True)
+            outputs, tapes = self.chain.forward(x, base, number)
         valid = (torch.arange(size, device=x.device) < count.unsqueeze(1)).to(self.dtype)
 
         def mean_losses(outputs: Params) -> tuple[Tensor, Tensor]:
@@ -225,17 +219,9 @@ class _Chain:
 
         exact = {name: output.to(self.dtype) for name, output in outputs.items()}
         gradients, sums = grad(mean_losses, has_aux=True)(exact)
-        into_features: Tensor | None = None
+        low = {name: gradient.to(outputs[name].dtype) for name, gradient in gradients.items()}
         with self.precision.autocast(x.device):
-            for name, layers in kernel.heads.items():
-                d = gradients[name].to(outputs[name].dtype)
-                deeper = kernel.body_moves and name not in self.model.detached
-                moves = name in self.phase.update
-                back = kernel.backward(layers, tapes[name], d, moves, deeper, contributions)
-                if back is not None:
-                    into_features = back if into_features is None else into_features + back
-            if into_features is not None:
-                kernel.backward(kernel.body, body_tape, into_features, True, False, contributions)
+            contributions = self.chain.backward(tapes, low)
         # Of so many positions a product is cheaper than its factors are to read again.
         products = {c.name: c.product() for c in contributions if isinstance(c.layer, nn.Conv2d)}
         clip = torch.ones(active, dtype=self.dtype, device=x.device)

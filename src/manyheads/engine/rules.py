@@ -1,0 +1,218 @@
+"""Layers with backward rules written by hand, over inputs [A, B, ...] of A stacked workers: one product a layer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from manyheads.engine.images import from_patches, has_patches, has_windows, matrix, patches, pool, unpool
+from manyheads.models.dropout import Dropout, dropout_mask
+from manyheads.tree import Params
+
+Keys = Mapping[str, Tensor]
+"""Of each dropout layer that is on, by its name: [A] int64."""
+Saved = tuple[Tensor, ...]
+"""What a rule's way back needs of its way forward."""
+
+_FEW_ROWS = 256
+"""Up to here B x B products cost too little to look for anything cheaper."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A layer's matrix and bias: a row for each worker, or, where they are not trained, the same for all."""
+
+    name: str
+    layer: nn.Linear | nn.Conv2d
+    params: Params
+
+    @property
+    def trained(self) -> bool:
+        return f"{self.name}.weight" in self.params
+
+    def matrix(self, active: int) -> Tensor:
+        """The first workers' [A, out, in]."""
+        weight = self._rows("weight", self.layer.weight, active)
+        return matrix(weight) if isinstance(self.layer, nn.Conv2d) else weight
+
+    def product(self, rows: Tensor) -> Tensor:
+        """The layer's outputs [A, rows, out] of rows [A, rows, in]."""
+        weight = self.matrix(len(rows)).mT
+        if self.layer.bias is None:
+            return torch.bmm(rows, weight)
+        bias = self._rows("bias", self.layer.bias, len(rows)).unsqueeze(1)
+        # On a GPU baddbmm writes the bias everywhere first; compiled code adds it on the way to the next layer.
+        compiling = torch.compiler.is_compiling()
+        return torch.bmm(rows, weight) + bias if compiling else torch.baddbmm(bias, rows, weight)
+
+    def _rows(self, leaf: str, own: Tensor, active: int) -> Tensor:
+        name = f"{self.name}.{leaf}"
+        return self.params[name][:active] if name in self.params else own.expand(active, *own.shape)
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """A layer's weight gradient in factors: output gradients [A, B, out] and inputs [A, B, in].
+
+    Of a convolution they are those of all positions of all images, and the inputs may be wider, by zeros.
+    """
+
+    name: str
+    layer: nn.Linear | nn.Conv2d
+    d: Tensor
+    x: Tensor
+
+    @property
+    def bias(self) -> bool:
+        return self.layer.bias is not None
+
+    def product(self) -> Tensor:
+        """The gradient d^T x, [A, out, in], without the zeros."""
+        return torch.bmm(self.d.mT, self.x)[..., : self.layer.weight[0].numel()]
+
+    def square_norm(self, dtype: torch.dtype, product: Tensor | None = None) -> Tensor:
+        """|d^T x|^2 and the bias gradient's, summed in ``dtype``, [A]; of the product where that is made anyway."""
+        (rows, outputs), inputs = self.d.shape[1:], self.x.shape[2]
+        if product is None and rows <= max(_FEW_ROWS, inputs * outputs // (inputs + outputs)):
+            # Terms of both signs: these products must be as exact as their sum.
+            d, x = self.d.to(dtype), self.x.to(dtype)
+            weight = torch.bmm(d, d.mT).mul_(torch.bmm(x, x.mT)).sum((1, 2))
+        else:
+            weight = (self.product() if product is None else product).to(dtype).square().sum((1, 2))
+        return weight + self.d.sum(1, dtype=dtype).square().sum(1) if self.bias else weight
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """How a layer goes forward and back."""
+
+    channels: ClassVar[Literal["first", "last", "any"]] = "first"
+    """Where it takes them among an image's axes: C, H, W or H, W, C."""
+    weights: Weights | None = field(default=None, init=False)
+
+    @abstractmethod
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        """The output, and what ``backward`` needs; first the rows of the product where there are weights."""
+
+    @abstractmethod
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        """The gradient of the input, from that of the output."""
+
+
+@dataclass(frozen=True)
+class LinearRule(Rule):
+    weights: Weights = field()
+
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        # Samples of more than one axis: every vector along the last is a row of the product.
+        rows = x.flatten(1, -2)
+        return self.weights.product(rows).view(*x.shape[:-1], -1), (rows,)
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        return torch.bmm(d.flatten(1, -2), self.weights.matrix(len(d))).view(*d.shape[:-1], -1)
+
+
+@dataclass(frozen=True)
+class ConvolutionRule(Rule):
+    """A linear layer whose rows are the patches of all images."""
+
+    channels = "last"
+    weights: Weights = field()
+    layer: nn.Conv2d
+
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        rows, size = patches(x.to(self.weights.params[f"{self.weights.name}.weight"].dtype), self.layer)
+        return self.weights.product(rows).unflatten(1, (-1, *size)), (rows, x)
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        back = torch.bmm(d.flatten(1, -2), self.weights.matrix(len(d)))
+        return from_patches(back, self.layer, _size(saved[1]), _size(d))
+
+
+@dataclass(frozen=True)
+class PoolingRule(Rule):
+    channels = "last"
+    layer: nn.MaxPool2d
+
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        return pool(x, self.layer), (x,)
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        return unpool(d, saved[0], self.layer)
+
+
+class ReLURule(Rule):
+    channels = "any"
+
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        output = x.relu()
+        return output, (output,)
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        return torch.ops.aten.threshold_backward(d, saved[0], 0)
+
+
+@dataclass(frozen=True)
+class DropoutRule(Rule):
+    name: str
+    p: float
+
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        if self.name not in keys:
+            return x, ()
+        mask = dropout_mask(keys[self.name], x.shape[1:], self.p, x.dtype, x.device)
+        return x * mask, (mask,)
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        return d * saved[0] if saved else d
+
+
+class FlattenRule(Rule):
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        return x.flatten(2), (x,)
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        return d.view(saved[0].shape)
+
+
+@dataclass(frozen=True)
+class TurnRule(Rule):
+    """Takes the channels from one place among an image's axes to another."""
+
+    before: int
+    after: int
+
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        return x.movedim(self.before, self.after), ()
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        return d.movedim(self.after, self.before)
+
+
+def rule_for(name: str, layer: nn.Module, params: Params) -> Rule | None:
+    """The layer's rule, with its workers' weights among ``params``; None: there is none.
+
+    There is none for a class made out of these, either: it may compute something else.
+    """
+    trained, constant = next(layer.buffers(), None) is None, next(layer.parameters(), None) is None
+    if type(layer) is nn.Linear and (trained or constant):
+        return LinearRule(Weights(name, layer, params))
+    if type(layer) is nn.Conv2d and trained and has_patches(layer):
+        return ConvolutionRule(Weights(name, layer, params), layer)
+    if type(layer) is nn.MaxPool2d and has_windows(layer):
+        return PoolingRule(layer)
+    if type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1):
+        return FlattenRule()
+    if type(layer) is nn.ReLU:
+        return ReLURule()
+    if type(layer) is Dropout:
+        return DropoutRule(name, layer.p)
+    return None
+
+
+def _size(image: Tensor) -> tuple[int, int]:
+    """Height and width of images [A, B, H, W, C]."""
+    return image.shape[2], image.shape[3]

@@ -1,0 +1,101 @@
+"""Every rule against autograd: outputs, input gradients, weight gradients and their norms, worker by worker."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from manyheads.engine.rules import Contribution, rule_for
+from manyheads.models.dropout import Dropout
+
+WORKERS, BATCH = 3, 4
+
+LAYERS = {
+    "linear": (nn.Linear(6, 5), (6,)),
+    "without bias": (nn.Linear(6, 5, bias=False), (6,)),
+    "over more axes": (nn.Linear(6, 5), (2, 7, 6)),
+    "convolution": (nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 7, 6)),
+    "pooling": (nn.MaxPool2d(2), (2, 7, 6)),
+    "relu": (nn.ReLU(), (2, 3)),
+    "flatten": (nn.Flatten(), (2, 7, 6)),
+}
+
+
+def turned(x: Tensor, channels: str) -> Tensor:
+    """As a rule takes images, from [..., C, H, W]."""
+    return x.movedim(-3, -1) if channels == "last" else x
+
+
+def turned_back(x: Tensor, channels: str) -> Tensor:
+    return x.movedim(-1, -3) if channels == "last" else x
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_forward_and_back(kind: str) -> None:
+    layer, shape = LAYERS[kind]
+    layer = layer.double()
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    params = {f"layer.{name}": draw(WORKERS, *p.shape) for name, p in layer.named_parameters()}
+    rule = rule_for("layer", layer, params)
+    assert rule is not None
+    x = draw(WORKERS, BATCH, *shape)
+    output, saved = rule.forward(turned(x, rule.channels), {})
+    output = turned_back(output, rule.channels)
+    d = draw(*output.shape)
+    back = turned_back(rule.backward(turned(d, rule.channels), saved), rule.channels)
+
+    for worker in range(WORKERS):
+        own = {name: params[f"layer.{name}"][worker].requires_grad_() for name, _ in layer.named_parameters()}
+        given = x[worker].clone().requires_grad_()
+        expected = functional_call(layer, own, (given,))
+        torch.testing.assert_close(output[worker], expected)
+        gradients = torch.autograd.grad(expected, [given, *own.values()], d[worker])
+        torch.testing.assert_close(back[worker], gradients[0])
+        if rule.weights is None:
+            continue
+        part = Contribution("layer", rule.weights.layer, turned(d, rule.channels).flatten(1, -2), saved[0])
+        weight = gradients[1].permute(0, 2, 3, 1) if isinstance(layer, nn.Conv2d) else gradients[1]
+        torch.testing.assert_close(part.product()[worker], weight.flatten(1))
+        square = sum(gradient.square().sum() for gradient in gradients[1:])
+        for product in (None, part.product()):
+            torch.testing.assert_close(part.square_norm(torch.float64, product)[worker], square)
+
+
+def test_a_dropout_without_a_key_is_off() -> None:
+    rule = rule_for("drop", Dropout(0.5), {})
+    assert rule is not None
+    x, keys = torch.ones(WORKERS, BATCH, 50), {"drop": torch.arange(WORKERS)}
+    output, saved = rule.forward(x, {})
+    assert torch.equal(output, x) and torch.equal(rule.backward(x, saved), x)
+    output, saved = rule.forward(x, keys)
+    assert set(output.unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(rule.backward(x, saved), output), "the same numbers are dropped on the way back"
+
+
+def test_weights_that_are_not_trained_are_the_same_for_all() -> None:
+    layer = nn.Linear(6, 5)
+    for name, parameter in list(layer.named_parameters()):
+        delattr(layer, name)
+        layer.register_buffer(name, parameter.detach())
+    rule = rule_for("layer", layer, {})
+    assert rule is not None and rule.weights is not None and not rule.weights.trained
+    x = torch.randn(WORKERS, BATCH, 6)
+    torch.testing.assert_close(rule.forward(x, {})[0], layer(x))
+
+
+class Doubled(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Doubled(2, 2), nn.Flatten(0), nn.Conv2d(2, 2, 1, groups=2), nn.MaxPool2d(3, stride=2), nn.GELU(), nn.Sequential()],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_layers_without_a_rule(layer: nn.Module) -> None:
+    assert rule_for("layer", layer, {}) is None
