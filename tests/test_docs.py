@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 import manyheads
 from manyheads import cli
@@ -177,7 +179,14 @@ def test_design_page_runs(tmp_path, monkeypatch):
 
 
 def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
+    (tmp_path / "flowers.csv").write_text('length,width,class\n1.5,2,"a rose"\n3,4.5,iris\n', encoding="utf-8")
+    for kind in ("cat", "dog"):
+        (tmp_path / "photos" / kind).mkdir(parents=True)
+        Image.new("RGB", (50, 40), "red").save(tmp_path / "photos" / kind / "1.jpg")
     run_blocks(GUIDE, tmp_path, monkeypatch)
+    assert np.load(tmp_path / "flowers.npz")["x"].tolist() == [[1.5, 2], [3, 4.5]]
+    assert np.load(tmp_path / "photos.npz")["x"].shape == (2, 3, 32, 32)
+    assert all(np.load(tmp_path / name)["y"].tolist() == [0, 1] for name in ("flowers.npz", "photos.npz"))
     left = {path.name for path in (tmp_path / "runs/mine").iterdir() if not path.name.startswith(".")}
     _, _, section = GUIDE.read_text(encoding="utf-8").partition("## The run directory")
     named = set(re.findall(r"`([\w.]+)/?`", section.partition("\n### ")[0]))

@@ -78,7 +78,10 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["compare", "deprl", "--seed", "1", "--out", "all"], "unknown option --seed. Did you mean --seeds?"),
         (["compare", "deprl", "--data", "s-{worker}.npz", "--out", "all"], "give one file for all."),
         (["inspect", "data", "--data", "s-{worker}.npz"], "a file for each worker, which is for manyheads train"),
-        (["train", "deprl", "--data", ".", *SMALL], ". is a folder: give the path of an npz with arrays x and y."),
+        (
+            ["train", "deprl", "--data", ".", *SMALL],
+            ". is a folder: give the path of an npz with arrays x and y. The user guide shows how CSV and images",
+        ),
         (["train", "deprll"], "Did you mean 'deprl'?"),
         (["train", "deprl", "--grph", "ring"], "unknown option --grph. Did you mean --graph?"),
         (["train", "deprl", "--data", "digit", *SMALL], "Did you mean 'digits'?"),

@@ -94,7 +94,7 @@ def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
 
 def test_an_npy_is_not_an_npz(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises(UserError, match=r"x\.npy is not an npz .*\(no zip archive\)"):
+    with pytest.raises(UserError, match=r"x\.npy is not an npz .*\(no zip archive\).* guide shows how CSV and images"):
         load(tmp_path / "x.npy")
 
 

@@ -18,6 +18,9 @@ from manyheads.randomness import generator
 Array = Any
 """Whatever numpy can make an array of: an array, a tensor, nested lists."""
 
+_GUIDE = "The user guide shows how CSV and images become one."
+"""Where those are sent who give files of another kind."""
+
 WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
 
@@ -175,11 +178,11 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     except FileNotFoundError:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
     except IsADirectoryError:
-        raise UserError(f"{path} is a folder: give the path of an npz with arrays x and y.") from None
+        raise UserError(f"{path} is a folder: give the path of an npz with arrays x and y. {_GUIDE}") from None
     except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise UserError(
             f"{path} is not an npz of plain arrays, or is damaged ({error}): "
-            "save it again with numpy.savez, numbers and no objects."
+            f"save it with numpy.savez, numbers and no objects. {_GUIDE}"
         ) from None
 
 
