@@ -39,6 +39,13 @@ def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> Non
     ]
 
 
+def test_the_net_that_own_images_have_by_default_is_nothing_unusual(capsys, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    path = run / "experiment.json"
+    path.write_text(path.read_text().replace('"data": "digits"', '"data": "mine.npz"').replace('"mlp:64"', '"cnn"'))
+    assert not any("--model" in line for line in _inspect(capsys, run))
+
+
 def test_a_run_of_an_algorithm_that_is_not_registered(capsys, finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     path = run / "experiment.json"

@@ -1,5 +1,8 @@
 from pathlib import Path
 
+import pytest
+
+from manyheads.recipes import step_seconds
 from manyheads.report.comparison import collect
 from manyheads.report.options import options_apart, own_options, shared_options
 
@@ -20,10 +23,30 @@ def test_what_is_not_the_default_is_marked(tmp_path: Path, write_run):
     assert "head steps" not in own
 
 
-def test_nothing_a_recipe_would_have_chosen_is_marked_without_one(tmp_path: Path, write_run):
-    write_run(tmp_path / "run", data="mine.npz")
+OWN = {"data": "mine.npz", "model": "mlp", "lr": 0.01, "head_lr": 0.01, "rounds": 50}
+
+
+@pytest.mark.parametrize(
+    ("options", "marked"),
+    [
+        (OWN, {"split"}),
+        ({**OWN, "model": "cnn"}, {"split"}),
+        ({**OWN, "model": "mynet:Net", "lr": 0.1, "batch_size": 8}, {"model", "split", "lr", "batch size"}),
+        ({**OWN, "data": "site-{worker}.npz", "split": "natural"}, set()),
+    ],
+)
+def test_own_data_have_a_recipe_and_a_split_too(tmp_path: Path, write_run, options: dict, marked: set[str]):
+    model, batch_size = options["model"], options.get("batch_size", 16)
+    write_run(tmp_path / "run", step_seconds=step_seconds(model, batch_size), **options)
     changed = {option.name for option in shared_options(collect(tmp_path)) if option.changed}
-    assert changed == {"data", "workers", "split"}
+    assert changed == {"data", "workers", *marked}
+
+
+def test_nothing_a_recipe_would_have_chosen_is_marked_where_there_are_several(tmp_path: Path, write_run):
+    for data in ("digits", "mine.npz"):
+        write_run(tmp_path / data, data=data)
+    changed = {option.name for option in shared_options(collect(tmp_path)) if option.changed}
+    assert changed == {"workers", "split"}
 
 
 def test_rates_chosen_for_each_algorithm_are_listed(tmp_path: Path, write_run):

@@ -63,15 +63,15 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     from manyheads.algorithms import DePRL, get_algorithm
     from manyheads.experiment import Experiment
     from manyheads.parts import resolve
-    from manyheads.recipes import step_seconds
+    from manyheads.recipes import shape_for, step_seconds
 
     try:
         kind = get_algorithm(description["algorithm"]["name"])
     except UserError:
         # One that is not registered: nobody knows what is usual for it.
         kind = DePRL
-    # Of data without a name the shape is not known here: their recipe is that of vectors.
-    usual = resolve(Experiment(algorithm=kind(), data=str(description["data"])), ()).describe()
+    begun = Experiment(algorithm=kind(), data=str(description["data"]))
+    usual = resolve(begun, shape_for(description["model"])).describe()
     known = {**usual, **usual["algorithm"]}
     known["step_seconds"] = step_seconds(description["model"], description["batch_size"])
     if description["precision"] in ("float32", "tf32"):

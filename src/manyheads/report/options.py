@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from manyheads.algorithms import REGISTRY
-from manyheads.data.dataset import RAW
 from manyheads.experiment import Experiment, option_defaults
-from manyheads.recipes import RECIPES, Recipe
+from manyheads.parts import resolve
+from manyheads.recipes import Recipe, shape_for, step_seconds
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 
@@ -24,17 +24,20 @@ class Option:
 
 def shared_options(comparison: Comparison) -> list[Option]:
     """The options of all runs, in the order of an Experiment; the data set's recipe is the default of its values."""
-    data = comparison.shared.get("data")
-    recipe = RECIPES.get(data.removesuffix(RAW)) if isinstance(data, str) else None
-    defaults = (Experiment() if recipe is None else Experiment().complete(recipe)).describe()
+    shared = comparison.shared
+    data, model = shared.get("data"), shared.get("model")
+    defaults = resolve(Experiment(data=data if isinstance(data, str) else ""), shape_for(model)).describe()
+    defaults["data"] = Experiment().data
     # The weights are the algorithm's to choose, the precision is the device's.
     unknown = {"weights", "precision"}
-    if recipe is None:
-        # Nobody knows what these would have been.
-        unknown |= {"step_seconds", *(spec.name for spec in fields(Recipe))}
-    return _options(
-        comparison.shared, {name: value for name, value in defaults.items() if name not in unknown}, defaults
-    )
+    if data is None:
+        # Each data set has a recipe of its own.
+        unknown |= {spec.name for spec in fields(Recipe)}
+    if model is not None and "batch_size" in shared:
+        defaults["step_seconds"] = step_seconds(model, shared["batch_size"])
+    else:
+        unknown |= {"step_seconds"}
+    return _options(shared, {name: value for name, value in defaults.items() if name not in unknown}, defaults)
 
 
 def own_options(system: System) -> list[Option]:
