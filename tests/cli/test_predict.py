@@ -82,6 +82,12 @@ def test_mistakes(arrays: dict, said: str, capsys: pytest.CaptureFixture, finish
     assert said in line
 
 
+def test_only_npz_is_written(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 8, 8)))
+    assert _predict(finished, tmp_path / "x.npz", "--out", str(tmp_path / "y.csv")) == 2
+    assert "give a name ending in .npz." in capsys.readouterr().err
+
+
 def test_no_file(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
     assert _predict(finished, tmp_path / "absent.npz") == 2
     assert "absent.npz: give the path" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from manyheads.cli.parser import Commands, Parser
+from manyheads.errors import UserError
 
 _LOAD = """\
 # path: where this file lies
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.store import Run
     from manyheads.store.layout import EXPERIMENT, read_description
 
+    if args.out.suffix != ".safetensors":
+        raise UserError(f"--out {args.out}: the file is of the safetensors format: give a name ending in .safetensors.")
     run = Run.open(args.directory)
     net, summary = run.model(args.worker), run.summary()
     # As it stands: arrays and a loss that only Python can give are not needed.

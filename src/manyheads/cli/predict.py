@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.store import Run
     from manyheads.store.layout import EXPERIMENT, read_description
 
+    if args.out is not None and args.out.suffix != ".npz":
+        raise UserError(f"--out {args.out}: the file is of the npz format: give a name ending in .npz.")
     run = Run.open(args.directory)
     net, summary = run.model(args.worker), run.summary()
     if summary is not None and summary["majority_floor"] is None:
