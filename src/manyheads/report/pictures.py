@@ -116,7 +116,7 @@ def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float |
             axes.axhline(y.factor * floor, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
             ends.append(_End("majority floor", FAINT, y.factor * floor, None))
         _ticks(axes, x, y)
-        if places:
+        if places and x.whole:
             axes.set_xticks(places)
         axes.set_xlabel(x.label)
         axes.set_title(y.label, loc="left", color=INK, fontsize=_TITLE_SIZE, pad=8)
