@@ -178,7 +178,8 @@ def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
         rows.append((heading, tuple(pictures.similarity_map(*one) for one in named)))
     text = (
         "Cosine similarity between every two workers: of their class distributions, their heads and their "
-        "representations, with one scale for each of the three."
+        "representations, with one scale for each of the three. It spans different workers: on the diagonal stands a "
+        "worker beside itself, always 1."
     )
     return Chapter("How alike the workers are", text, tuple(rows), small=True)
 
