@@ -92,6 +92,12 @@ def test_a_narrow_terminal_gets_the_first_columns(capsys: pytest.CaptureFixture,
     assert "accuracy" in result_table(comparison, 1)
 
 
+def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureFixture, undrawn: None) -> None:
+    lines = _compare(capsys, "deprl", *SMALL, "--seeds", "1", "2", "--out", "all")
+    assert "± deviation over 2 seeds" in lines
+    assert not any("best" in line for line in lines)
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_tuning(capsys: pytest.CaptureFixture) -> None:
     words = ["deprl", "local", *SMALL, "--relabel", "--seeds", "2", "1", "--tune", "0.5", "1e-9", "--out", "tuned"]

@@ -191,12 +191,15 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     while max(map(len, text.splitlines())) > width and count > 2 + len(comparison.grid):
         count -= 1
         text = table(_wrapped(titles[:count]), [row[:count] for row in body])
-    legend = "* best"
+    several = len(comparison.systems) > 1
+    marks = ["* best"] if several else []
     if len(comparison.seeds) > 1:
-        legend += f"; ± deviation over {len(comparison.seeds)} seeds (behind the best: standard error)"
+        error = " (behind the best: standard error)" if several else ""
+        marks.append(f"± deviation over {len(comparison.seeds)} seeds{error}")
+    lines = [text, "; ".join(marks)] if marks else [text]
     if count < len(titles):
-        legend += f"\nin the report: {', '.join(title.partition(',')[0] for title in titles[count:])}"
-    return f"{text}\n{legend}"
+        lines.append(f"in the report: {', '.join(title.partition(',')[0] for title in titles[count:])}")
+    return "\n".join(lines)
 
 
 def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[str]:
