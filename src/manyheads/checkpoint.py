@@ -26,7 +26,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from manyheads.errors import UserError
+from manyheads.errors import Passing, UserError
 from manyheads.files import disk_errors, sha256, write_atomically, write_tensors
 from manyheads.tree import Buffers, Params
 
@@ -146,7 +146,7 @@ class Checkpoints:
         self._shows(lambda: len(self._written(place)) >= self.num_ranks)
         files = self._written(place)
         if len(files) != self.num_ranks or not _covers(files, self.num_workers):
-            raise UserError(
+            raise Passing(
                 f"{place} holds the rows of {len(files)} of {self.num_ranks} processes:"
                 " choose an --out on a disk that all of them see."
             )
@@ -182,7 +182,7 @@ class Checkpoints:
     def _check_generation(self) -> None:
         owner = self.folder / "generation"
         if owner.exists() and (found := owner.read_text()) != self.generation:
-            raise UserError(
+            raise Passing(
                 f"{self.folder} was taken over by a later start of this run, generation {found}:"
                 f" stop this one, generation {self.generation}."
             )

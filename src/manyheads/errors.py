@@ -12,6 +12,10 @@ class Diverged(UserError):
     """A loss became no number: with these rates the run cannot go on."""
 
 
+class Passing(UserError):
+    """One that may have passed when the same command is started again: somebody or something is not there just now."""
+
+
 def flag(name: str) -> str:
     """The option that sets a field, as messages name it: ``head_lr`` -> ``--head-lr``."""
     return "--" + name.replace("_", "-")

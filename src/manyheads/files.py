@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.errors import UserError
+from manyheads.errors import Passing, UserError
 
 _LOCK_POLL_SECONDS = 0.2
 _DTYPES = {
@@ -61,7 +61,7 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"cannot write {path}: {reason}. Mend that and start again, or write elsewhere.") from None
+        raise Passing(f"cannot write {path}: {reason}. Mend that and start again, or write elsewhere.") from None
 
 
 @contextmanager
@@ -77,9 +77,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
         with disk_errors(folder):
             while not _ours(handle):
                 if time.monotonic() >= deadline:
-                    raise UserError(
-                        f"another run is writing to {folder}: wait for it, stop it, or choose another --out."
-                    )
+                    raise Passing(f"another run is writing to {folder}: wait for it, stop it, or choose another --out.")
                 time.sleep(_LOCK_POLL_SECONDS)
         yield
     finally:

@@ -1,20 +1,27 @@
-"""Machines that do not meet: one line and status 1, whatever keeps them from it."""
+"""Machines that do not meet: one line and status 1, whatever keeps them from it. Mistakes are not repeated."""
 
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
+from manyheads.network import rendezvous
+from manyheads.network.restarts import give_up
+
 
 @pytest.fixture
-def endpoint(monkeypatch: pytest.MonkeyPatch) -> str:
+def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     """Where nobody listens yet."""
-    # It is set by the meeting: put it back afterwards.
+    # They are set by the meeting: put them back afterwards.
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")
+    monkeypatch.setenv("MANYHEADS_GAVE_UP", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return f"localhost:{free.getsockname()[1]}"
@@ -44,6 +51,30 @@ def test_a_meeting_that_has_ended(endpoint: str) -> None:
     assert meeting.is_closed()
     with pytest.raises(SystemExit, match=r"^manyheads: the machines that met as 'mine' have ended: start .*$"):
         meeting.next_rendezvous()
+
+
+def test_nobody_meets_again_after_a_mistake(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_LINGER_SECONDS", 0.0)
+    meeting = meet(endpoint, is_host=True)
+    give_up()
+    with pytest.raises(SystemExit) as ended:
+        meeting.next_rendezvous()
+    assert ended.value.code == 2
+    assert meeting.is_closed(), "for the others, too"
+    assert meeting.shutdown(), "as torchrun does"
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.slow
+def test_torchrun_does_not_repeat_a_mistake(endpoint: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.full((20, 4), np.nan), y=np.arange(20) % 2)
+    options = ("--max-restarts", "3", "--rdzv-backend", "manyheads", "--rdzv-endpoint", endpoint)
+    program = ("-m", "manyheads", "train", "deprl", "--workers", "2", "--data", str(tmp_path / "mine.npz"))
+    command = [sys.executable, "-m", "torch.distributed.run", *options, *program, "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith(("W", "E"))]
+    assert line.startswith("manyheads: ") and "mine.npz" in line
 
 
 @pytest.mark.slow

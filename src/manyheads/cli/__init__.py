@@ -9,7 +9,8 @@ from pathlib import Path
 from manyheads import __version__
 from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
-from manyheads.errors import UserError
+from manyheads.errors import Passing, UserError
+from manyheads.network.restarts import give_up
 
 _EXAMPLES = """\
 examples:
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
+        if not isinstance(error, Passing):
+            give_up()
         return _fail(str(error))
     except KeyboardInterrupt as error:
         return _fail(str(error) or "stopped.", STOPPED)

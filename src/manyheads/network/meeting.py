@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from manyheads.errors import UserError
+from manyheads.errors import Passing, UserError
 from manyheads.network.processes import POLL_SECONDS, Processes, ask, named
 
 _joined: Processes | None = None
@@ -106,7 +106,7 @@ def _open_store(address: str, port: int, rank: int, keeps: bool, timeout: float)
         began + timeout - time.monotonic(),
     )
     if store is None and keeps:
-        raise UserError(f"process 0 cannot listen on port {port}: see whether it is free, or give another MASTER_PORT.")
+        raise Passing(f"process 0 cannot listen on port {port}: see whether it is free, or give another MASTER_PORT.")
     if store is None:
         raise _nobody_at(address, port, rank, timeout)
     return store
@@ -119,7 +119,7 @@ def _listens(address: str, port: int) -> bool:
 
 
 def _nobody_at(address: str, port: int, rank: int, timeout: float) -> UserError:
-    return UserError(
+    return Passing(
         f"process {rank} found no process 0 at {address}:{port} within {timeout:g} s: see whether it was started, and"
         " whether the hosts reach each other."
     )
@@ -167,6 +167,6 @@ def _assemble(processes: Processes, store: Store) -> None:
 
 
 def _not_there(ranks: list[int], count: int, timeout: float) -> UserError:
-    return UserError(
+    return Passing(
         f"{named(ranks)} of {count} did not join within {timeout:g} s: see whether all were started and still run."
     )

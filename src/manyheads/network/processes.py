@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from manyheads.errors import UserError
+from manyheads.errors import Passing, UserError
 
 _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
@@ -211,8 +211,8 @@ class Processes:
         alive = f"see whether {'they still run' if several else 'it still runs'}"
         if waited < self.timeout:
             lost = "were lost: see their output" if several else "was lost: see its output"
-            return UserError(f"{who} {lost}, and {alive}. The same command continues the run.")
-        return UserError(
+            return Passing(f"{who} {lost}, and {alive}. The same command continues the run.")
+        return Passing(
             f"{who} did not answer within {self.timeout:g} s: {alive}; where a round takes longer, give a longer"
             " --timeout. The same command continues the run."
         )

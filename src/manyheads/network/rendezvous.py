@@ -1,9 +1,10 @@
-"""``torchrun --rdzv-backend manyheads``: machines meet as with c10d, and where they do not, one line says so.
+"""``torchrun --rdzv-backend manyheads``: machines meet as with c10d, or one line says why not; mistakes end them.
 
 torchrun finds this by the package's entry point and runs it before anything else of manyheads.
 """
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -16,6 +17,10 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+
+from manyheads.network.restarts import announce
+
+_LINGER_SECONDS = 2.0
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -37,7 +42,8 @@ class _Meeting(RendezvousHandler):
     """torchrun's own handler, with other words at the end."""
 
     def __init__(self, handler: RendezvousHandler, params: RendezvousParameters) -> None:
-        self._handler, self._params = handler, params
+        self._handler, self._params, self._gave_up = handler, params, announce()
+        self._over = False
 
     def get_backend(self) -> str:
         return self._params.backend
@@ -47,6 +53,12 @@ class _Meeting(RendezvousHandler):
         return self._handler.use_agent_store
 
     def next_rendezvous(self) -> RendezvousInfo:
+        if self._gave_up.exists():
+            # A process of this machine has said why.
+            self.shutdown()
+            # If this is where they meet, the others must still learn that it is over.
+            time.sleep(_LINGER_SECONDS)
+            raise SystemExit(2)
         with _one_line(self._params):
             return self._handler.next_rendezvous()
 
@@ -66,6 +78,11 @@ class _Meeting(RendezvousHandler):
         return self._handler.get_run_id()
 
     def shutdown(self) -> bool:
+        """End the meeting, for all."""
+        if self._over:
+            return True
+        self._over = True
+        self._gave_up.unlink(missing_ok=True)
         return self._handler.shutdown()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.errors import UserError
+from manyheads.errors import Passing, UserError
 from manyheads.files import to_json, write_atomically
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.topology import Mixing, Rows
@@ -47,8 +47,8 @@ class Sites:
         """Whether somebody has been away for too long."""
         return any(time.time() - since > self.timeout for since in self._since.values())
 
-    def never_there(self, files: object) -> UserError:
-        return UserError(
+    def never_there(self, files: object) -> Passing:
+        return Passing(
             f"no process sees the file of worker {self.away[0]} ({files}): start its site too, or give fewer --workers."
         )
 
