@@ -99,6 +99,12 @@ def test_the_shared_part_of_every_algorithm_can_be_joined(lab: SimpleNamespace, 
     assert Run.open(tmp_path / "new", data=source.experiment.data).model(4) is not None
 
 
+def test_new_workers_keep_the_samples_they_bring(lab: SimpleNamespace, tmp_path: Path) -> None:
+    source, data = _trained(lab, tmp_path / "run"), lab.blobs()
+    for given, split in ((None, "iid"), (data, "iid"), (replace(data, per_worker=True), "natural")):
+        assert open_join(source, NewWorkers(data=given, workers=4), lab.cpu).experiment.split == split
+
+
 def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
     _trained(lab, tmp_path / "run", model=module)

@@ -1,13 +1,16 @@
 """What follows from an experiment: graph, weights, rates, precision and device."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, FedRep, Local
 from manyheads.data import Dataset
+from manyheads.data.arrays import from_arrays, from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.parts import pick_device, rates, resolve
+from manyheads.parts import deal, pick_device, rates, resolve
 
 NO_RATES = {"lr": None, "head_lr": None, "decay": None}
 
@@ -30,6 +33,24 @@ def complete(experiment: Experiment) -> Experiment:
 def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
     experiment = complete(lab.tiny(algorithm))
     assert (experiment.graph, experiment.weights) == (graph, weights)
+
+
+def test_workers_keep_the_samples_they_bring():
+    x, y = torch.randn(40, 6), torch.arange(40) % 3
+    parts = from_workers([(x[:30], y[:30]), (x[30:], y[30:])])
+    (plain, brought, dealt) = (
+        complete(Experiment(data=data, workers=2, **split))
+        for data, split in ((from_arrays(x, y, user=y), {}), (parts, {}), (parts, {"split": "iid"}))
+    )
+    assert (plain.split, brought.split, dealt.split) == ("dirichlet:0.3", "natural", "iid")
+    assert deal(brought, parts).train.sizes == (22, 7), "the others are for test and validation"
+
+
+def test_a_file_for_each_worker_says_who_holds_what():
+    experiment = Experiment(data="site-{worker}.npz")
+    assert resolve(experiment, (6,)).split == resolve(replace(experiment, split="natural"), (6,)).split == "natural"
+    with pytest.raises(UserError, match="--split iid with a file for each worker: leave it out"):
+        resolve(replace(experiment, split="iid"), (6,))
 
 
 def test_rates_decay_every_round(lab):

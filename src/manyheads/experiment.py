@@ -14,7 +14,7 @@ from torch import nn
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import check_value, not_negative, positive, settle, shown
-from manyheads.data.dataset import Dataset
+from manyheads.data import Dataset, is_by_worker
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
@@ -40,8 +40,8 @@ class Experiment:
     """BatchNorm: statistics shared with the representation, kept local, or GroupNorm in its place."""
     workers: int = 16
     """Number of workers."""
-    split: str = "dirichlet:0.3"
-    """Who holds what: dirichlet:A, iid, shards:K or natural."""
+    split: str | None = None
+    """Who holds what: dirichlet:A, iid, shards:K or natural. Default: dirichlet:0.3 (natural of data by worker)."""
     test_split: Literal["shared", "overlap", "reweighted"] = "shared"
     """Test shards: disjoint in the train split's proportions, overlapping, or the whole test pool reweighted."""
     relabel: bool = False
@@ -103,9 +103,10 @@ class Experiment:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
 
     def complete(self, recipe: Recipe) -> "Experiment":
-        """The experiment with every value filled in from a recipe."""
+        """The experiment with every value filled in from a recipe, and the split."""
         missing = {name: value for name, value in asdict(recipe).items() if getattr(self, name) is None}
-        full = replace(self, **missing)
+        split = self.split or ("natural" if is_by_worker(self.data) else "dirichlet:0.3")
+        full = replace(self, split=split, **missing)
         if full.step_seconds is None:
             full = replace(full, step_seconds=step_seconds(full.recipe.model, full.recipe.batch_size))
         return full

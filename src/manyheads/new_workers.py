@@ -12,7 +12,7 @@ from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import positive
-from manyheads.data import Dataset, is_own_file
+from manyheads.data import Dataset, is_by_worker, is_own_file
 from manyheads.data.federation import saved_content
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
@@ -98,7 +98,7 @@ def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorker
         algorithm=Join(run=source.run_id, learned=fingerprint(leaves), representation=new.representation),
         data=source.data if new.data is None else new.data,
         workers=new.workers,
-        split=new.split or source.split,
+        split=new.split or (None if new.data is not None and is_by_worker(new.data) else source.split),
         # A stream of its own: with the run's seed itself as many workers would hold what the run's do.
         seed=key(source.seed if new.seed is None else new.seed, "join") % 2**31,
         rounds=new.head_epochs,

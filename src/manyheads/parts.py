@@ -23,8 +23,8 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     """
     name = experiment.data if isinstance(experiment.data, str) else ""
     changes: dict[str, Any] = _exchange(experiment)
-    if is_per_worker(name):
-        changes["split"] = "natural"
+    if is_per_worker(name) and experiment.split not in (None, "natural"):
+        raise UserError(f"--split {experiment.split} with a file for each worker: leave it out, each keeps its own.")
     if device is not None:
         changes["precision"] = _precision(experiment, device)
     recipe = recipe_for(name, input_shape)
@@ -35,6 +35,7 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
 
 def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
     """Who holds what of a data set; of one that has the samples of some workers only, these are named."""
+    assert experiment.split is not None, "an experiment is completed before it is used"
     workers = range(experiment.workers) if hosted is None else hosted
     federation = federate(
         dataset,

@@ -41,11 +41,11 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import given
     from manyheads.data.federation import describe
     from manyheads.experiment import Experiment, Runtime
-    from manyheads.parts import deal
+    from manyheads.parts import deal, resolve
 
-    experiment, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
+    experiment, runtime = resolve(Experiment(**given(args, Experiment)), ()), Runtime(**given(args, Runtime))
     name = str(experiment.data)
-    split = experiment.split.replace(":", "-")
+    split = str(experiment.split).replace(":", "-")
     out = args.out or Path(f"data-{Path(name).stem}-{split}-{experiment.workers}.png")
     figures.check_name(out)
     with terminal.waiting(f"loading {name}") as downloading:

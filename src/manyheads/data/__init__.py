@@ -10,7 +10,7 @@ from manyheads.data.shards import Shards
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError, unknown
 
-__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_own_file", "load"]
+__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_by_worker", "is_own_file", "load"]
 
 NAMES = ("digits", "cifar10", "cifar100", "fashion-mnist", "harbox", "mobiact")
 _STANDARDISED = NAMES[1:]
@@ -19,6 +19,11 @@ _STANDARDISED = NAMES[1:]
 def is_own_file(data: object) -> bool:
     """Whether data are named by the path of the user's own file, and not by the name of a data set."""
     return isinstance(data, str) and data.removesuffix(RAW) not in NAMES
+
+
+def is_by_worker(data: str | Dataset) -> bool:
+    """Whether workers bring their own samples: in a file for each, or as ``from_workers`` takes them."""
+    return data.per_worker if isinstance(data, Dataset) else is_per_worker(data)
 
 
 def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:

@@ -3,6 +3,7 @@
 import zipfile
 import zlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,7 @@ def from_arrays(
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
-    """A data set out of one part per worker; the workers are its users, so that ``natural`` gives each its own part.
+    """A data set out of one part per worker; the workers are its users, and each keeps its own part (``natural``).
 
     A part without test samples gets some by ``hold_out``. For the arrays see ``from_arrays``.
     """
@@ -90,7 +91,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
         return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
-    return _dataset(name, train, test, num_classes)
+    return replace(_dataset(name, train, test, num_classes), per_worker=True)
 
 
 def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:

@@ -28,6 +28,8 @@ class Dataset:
     user_test: Tensor | None = None
     classes: tuple[str, ...] | None = None
     """The classes in words."""
+    per_worker: bool = False
+    """Whether its users are the workers, who bring their own samples: they keep them unless a split is given."""
     source: InitVar[str | None] = None
     """The file to name when the data are wrong; by default the data set's name."""
 
