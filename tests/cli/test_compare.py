@@ -80,7 +80,10 @@ def test_several_data_sets(capsys: pytest.CaptureFixture) -> None:
     assert "As each data set has them" in page and "4 runs" in page
 
 
-def test_a_narrow_terminal_gets_the_first_columns(capsys: pytest.CaptureFixture, undrawn: None) -> None:
+def test_a_narrow_terminal_gets_the_first_columns(
+    capsys: pytest.CaptureFixture, undrawn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     words = ["deprl", "local", *SMALL, "--seeds", "1", "2", "--out", "all"]
     whole = "\n".join(_compare(capsys, *words))
     comparison = collect(Path("all"))
@@ -90,6 +93,8 @@ def test_a_narrow_terminal_gets_the_first_columns(capsys: pytest.CaptureFixture,
     assert "accuracy" in lines[0] + lines[1] and legend.startswith("* best")
     assert left_out == "in the report: consensus error, sent per worker, time"
     assert "accuracy" in result_table(comparison, 1)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert result_table(comparison, 80) in "\n".join(_compare(capsys, *words))
 
 
 def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureFixture, undrawn: None) -> None:

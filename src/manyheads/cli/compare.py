@@ -134,7 +134,8 @@ def _conclude(
             raise
     else:
         print()
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+        # That of the terminal, or of $COLUMNS; into a pipe or file without it goes the whole table.
+        width = shutil.get_terminal_size((sys.maxsize, 0)).columns
         print(*tuning_tables(tuned, comparison), result_table(comparison, width), page, sep="\n\n")
     if failed:
         reason = next(iter(failed.values())).error
