@@ -1,11 +1,13 @@
 """The report in a real browser: Debian's chromium and chromium-driver."""
 
+import io
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 
@@ -171,3 +173,16 @@ def test_links_lead_to_the_files(page, address: str):
     folder = address.removesuffix("report.html")
     assert links
     assert all(link.startswith(folder) and Path(link.removeprefix("file://")).is_file() for link in links)
+
+
+def test_a_table_is_shaded_at_its_edge_while_there_is_more_of_it(page):
+    def edge() -> object:
+        image = Image.open(io.BytesIO(page.find_element("css selector", ".scroll").screenshot_as_png)).convert("RGB")
+        return image.getpixel((image.width - 2, 4))
+
+    white = (255, 255, 255)
+    assert edge() == white
+    emulate(page, width=500, scheme="light")
+    assert edge() != white
+    page.execute_script("const box = document.querySelector('.scroll'); box.scrollLeft = box.scrollWidth")
+    assert edge() == white
