@@ -38,7 +38,7 @@ def test_all_share_partition_graph_and_first_weights(lab: SimpleNamespace) -> No
 
 def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNamespace) -> None:
     asked = [
-        lab.tiny(REGISTRY[name](), graph=graph, weights=weights, seed=seed)
+        lab.tiny(REGISTRY[name](), graph=graph, link_failure=0.1 * (graph == "full"), weights=weights, seed=seed)
         for name in ("deprl", "fedavg", "local")
         for graph in ("ring", "full")
         for weights in (None, "metropolis")
@@ -55,7 +55,8 @@ def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNames
         ("local", "none", 1),
         ("local", "none", 2),
     ]
-    assert labels(found)[2:5] == ["deprl, graph full, seed 1", "deprl, graph full, seed 2", "fedavg, seed 1"]
+    full = "deprl, graph full, link failure 0.1"
+    assert labels(found)[2:5] == [f"{full}, seed 1", f"{full}, seed 2", "fedavg, seed 1"]
     assert labels(found[::4]) == ["deprl", "fedavg"]
 
 

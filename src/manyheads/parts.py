@@ -22,7 +22,7 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     The shape is looked at where the data have no name; the precision is settled only where a device is given.
     """
     name = experiment.data if isinstance(experiment.data, str) else ""
-    changes: dict[str, Any] = _exchange(experiment)
+    changes: dict[str, Any] = exchange(experiment)
     if is_per_worker(name) and experiment.split not in (None, "natural"):
         raise UserError(f"--split {experiment.split} with a file for each worker: leave it out, each keeps its own.")
     if device is not None:
@@ -66,6 +66,18 @@ def connect(experiment: Experiment) -> Mixing:
     )
 
 
+def exchange(experiment: Experiment) -> dict[str, Any]:
+    """Graph, weights and failing links as the algorithm has them, whatever a comparison sets for others."""
+    algorithm, graph = experiment.algorithm, experiment.graph
+    if algorithm.server:
+        return {"graph": "server", "weights": None, "redraw": False, "link_failure": 0.0}
+    if algorithm.private == WHOLE:
+        return {"graph": "none", "weights": None, "redraw": False, "link_failure": 0.0}
+    if graph in ("server", "none"):
+        raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
+    return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
+
+
 def rates(experiment: Experiment) -> Rates:
     """The optimiser's numbers, Corollary 1's where asked for: beta = sqrt(N/K), alpha = 1/(tau sqrt(K))."""
     recipe = experiment.recipe
@@ -95,18 +107,6 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise UserError(f"device '{name}' was asked for, but torch sees {gpus} GPUs: use --device cpu.")
     return device
-
-
-def _exchange(experiment: Experiment) -> dict[str, Any]:
-    """Graph and weights as the algorithm has them, whatever a comparison sets for others."""
-    algorithm, graph = experiment.algorithm, experiment.graph
-    if algorithm.server:
-        return {"graph": "server", "weights": None, "redraw": False}
-    if algorithm.private == WHOLE:
-        return {"graph": "none", "weights": None, "redraw": False}
-    if graph in ("server", "none"):
-        raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
-    return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
 
 
 def _check_rates(experiment: Experiment, recipe: Recipe) -> None:

@@ -55,6 +55,29 @@ def test_train_again_and_further(capsys: pytest.CaptureFixture) -> None:
     assert (out / "models.safetensors").read_bytes() == Path("direct", "models.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["dispfl", "--weights", "metropolis"], "--weights"),
+        (["fedavg", "--graph", "full"], "--graph"),
+        (["fedavg", "--redraw"], "--redraw"),
+        (["fedavg", "--link-failure", "0.5"], "--link-failure"),
+        (["local", "--weights", "lazy"], "--weights"),
+    ],
+)
+def test_an_option_that_the_algorithm_does_not_look_at_is_refused(
+    capsys: pytest.CaptureFixture, words: list[str], option: str
+) -> None:
+    assert main(["train", *words, *SMALL]) == 2
+    assert capsys.readouterr().err == f"manyheads: {option} is not used by {words[0]}: leave it out.\n"
+
+
+def test_an_option_that_says_what_the_algorithm_does_is_taken(capsys: pytest.CaptureFixture) -> None:
+    _train(capsys, "dispfl", "--weights", "uniform", *SMALL, "--quiet")
+    words = ["--graph", "server", "--no-redraw", "--weights", "auto", "--link-failure", "0", "--worker-failure", "0.5"]
+    _train(capsys, "fedavg", *words, *SMALL, "--quiet")
+
+
 def test_the_record_of_a_run_is_a_command(capsys: pytest.CaptureFixture) -> None:
     _train(capsys, "d-psgd", "--epochs", "1", *SMALL, "--out", "first", "--quiet")
     _train(capsys, "--from", "first/experiment.json", "--out", "second", "--quiet")

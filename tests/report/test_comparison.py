@@ -42,11 +42,11 @@ def test_options_that_every_algorithm_was_run_with_are_a_grid(tmp_path: Path, wr
 
 def test_an_algorithm_without_neighbours_belongs_to_every_graph(tmp_path: Path, write_run):
     for graph in ("ring", "full"):
-        write_run(tmp_path / graph, "deprl", graph=graph)
+        write_run(tmp_path / graph, "deprl", graph=graph, link_failure=0.1)
     write_run(tmp_path / "server", "fedavg")
     write_run(tmp_path / "alone", "local")
     comparison = collect(tmp_path)
-    assert comparison.grid == ("graph",)
+    assert (comparison.grid, comparison.shared["link_failure"]) == (("graph",), 0.1)
     assert comparison.cells[1, 0] == comparison.cells[1, 1]
     assert len(comparison.cells) == 6
     assert len(comparison.runs) == 4

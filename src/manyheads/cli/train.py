@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.cli.parser import Commands, Parser
+from manyheads.errors import UserError, flag
 
 if TYPE_CHECKING:
+    from manyheads.experiment import Experiment
     from manyheads.session import Session
 
 _EXAMPLES = """\
@@ -51,12 +53,22 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.session import open_session
 
     (experiment,) = experiments(args)
+    _refuse_unused(args, experiment)
     with terminal.waiting(f"loading {experiment.data}", quiet=args.quiet) as progress:
         session = open_session(experiment, Runtime(**given(args, Runtime)), progress)
     # Only process 0 prints, but the people of each site see a run of their own.
     site_prints = session.sites is not None and local_rank() == 0
     with redirect_stdout(sys.__stdout__ if site_prints else sys.stdout):
         train(session, quiet=args.quiet)
+
+
+def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
+    """Refuse options that were given for nothing; in a comparison they are there for other algorithms."""
+    from manyheads.parts import exchange
+
+    for name, used in exchange(experiment).items():
+        if name in args and getattr(experiment, name) not in (None, used):
+            raise UserError(f"{flag(name)} is not used by {experiment.algorithm.name}: leave it out.")
 
 
 def train(session: "Session", *, quiet: bool) -> None:

@@ -15,7 +15,7 @@ from manyheads.errors import UserError, flag
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.topology import brief
 
-_GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw"})
+_GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
 """What an algorithm without neighbours does not look at."""
 
 _RATES = frozenset({"batch_size", "lr", "head_lr", "momentum", "weight_decay", "clip", "decay", "step_seconds"})
