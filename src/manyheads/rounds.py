@@ -95,12 +95,14 @@ def _open_directory(session: Session, path: Path, held: ExitStack) -> RunDirecto
 def _is_finished(session: Session, directory: RunDirectory) -> bool:
     rounds = session.ctx.rounds
     # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
-    finished = session.sharers.rank == 0 and directory.finished(rounds)
+    held = directory.finished_rounds() if session.sharers.rank == 0 else 0
+    finished = held >= rounds
     if not session.processes.total(finished):
         return False
     if session.sites and not finished:
         raise UserError(f"the other sites have ended these {rounds} rounds without this one: give more --rounds.")
-    session.notes.append(f"{directory.path} already holds these {rounds} rounds: nothing to do.")
+    what = f"{held} rounds, and its result is that of the last" if held > rounds else f"these {rounds} rounds"
+    session.notes.append(f"{directory.path} already holds {what}: nothing to do.")
     return True
 
 

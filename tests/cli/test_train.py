@@ -47,6 +47,10 @@ def test_train_again_and_further(capsys: pytest.CaptureFixture) -> None:
     assert again[-3:] == lines[-3:]
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
+    fewer = _train(capsys, "deprl", *SMALL, "--rounds", "1")
+    assert f"note: {out} already holds 2 rounds, and its result is that of the last: nothing to do." in fewer
+    assert fewer[-3:] == lines[-3:]
+
     further = _train(capsys, "deprl", *SMALL, "--rounds", "3")
     assert f"note: Continuing the run in {out} from round 2." in further
     assert further[-1] == str(out)

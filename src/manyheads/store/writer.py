@@ -65,8 +65,11 @@ class RunDirectory:
 
     def finished(self, rounds: int) -> bool:
         """Whether the run has come to its end after at least so many rounds."""
-        summary = read_object(self.path / SUMMARY)
-        return summary is not None and summary.get("rounds", 0) >= rounds
+        return self.finished_rounds() >= rounds
+
+    def finished_rounds(self) -> int:
+        """Rounds after which the run has come to its end; 0: it has not."""
+        return (read_object(self.path / SUMMARY) or {}).get("rounds", 0)
 
     def cut_back(self, round: int) -> bool:
         """Drop the records of later rounds, and lines that a killed process left damaged; whether there were any."""
