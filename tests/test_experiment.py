@@ -72,6 +72,13 @@ def test_a_runtime_takes_paths_as_words_too(name):
     assert getattr(Runtime(**{name: "runs/mine"}), name) == Path("runs/mine")  # pyright: ignore[reportArgumentType]
 
 
+def test_an_experiment_takes_the_path_of_its_data():
+    given = Experiment(data=Path("some/my.npz"))  # pyright: ignore[reportArgumentType]
+    assert given == Experiment(data="some/my.npz") and isinstance(given.data, str)
+    with pytest.raises(UserError, match="--workers"):
+        Experiment(workers=Path("4"))  # pyright: ignore[reportArgumentType]
+
+
 @pytest.mark.parametrize(
     ("kind", "name", "value", "wanted"),
     [

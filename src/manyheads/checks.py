@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import fields
 from math import isfinite
+from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -38,13 +39,15 @@ def not_negative(owner: object, *names: str) -> None:
 
 
 def settle(owner: Any) -> None:
-    """Numbers of numpy become Python's, words become paths where those are wanted; what does not fit is refused."""
+    """Numbers of numpy become Python's, words and paths what is wanted of the two; what does not fit is refused."""
     for spec in fields(owner):
         value = getattr(owner, spec.name)
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, str) and spec.type == Path | None:
             value = Path(value)
+        elif isinstance(value, PathLike) and str in get_args(spec.type):
+            value = fspath(value)
         check_value(spec.name, value, spec.type)
         object.__setattr__(owner, spec.name, value)
 
