@@ -39,6 +39,8 @@ def test_import_manyheads_alone_does_not_even_need_torch():
 def test_names_that_are_not_loaded_yet_are_listed():
     names = python("import manyheads; print(*dir(manyheads))").split()
     assert {*manyheads.__all__, "__version__"} <= set(names)
+    again = python("import manyheads; manyheads.DePRL; print(*dir(manyheads))").split()
+    assert len(again) == len(set(again))
 
 
 def test_an_unknown_name_is_an_attribute_error():

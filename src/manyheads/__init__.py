@@ -73,4 +73,4 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     """The public names, loaded or not: what a notebook completes."""
-    return [*globals(), *__all__]
+    return sorted({*globals(), *__all__})
