@@ -231,7 +231,8 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     except (ValueError, TypeError) as error:
         raise UserError(f"{where}: x or y is not an array ({error}); give arrays of numbers of one shape.") from None
     if inputs.ndim < 2 or inputs.dtype.kind not in "buif":
-        raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}; give numbers [samples, ...].")
+        wanted = "[samples, features], as x[:, None] is" if inputs.ndim == 1 else "[samples, ...]"
+        raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}; give numbers {wanted}.")
     if targets.ndim < 1 or targets.dtype.kind not in "buif" or (targets.dtype.kind != "f" and targets.ndim > 1):
         raise UserError(
             f"{where}: y is {targets.dtype} {list(targets.shape)}; give whole numbers [samples], "
