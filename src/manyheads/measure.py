@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from manyheads.algorithms.base import Log, State
+from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
 from manyheads.errors import Diverged
 from manyheads.metrics.accuracy import summarise
 from manyheads.metrics.consensus import consensus_error, consensus_errors
 from manyheads.record import Record
 from manyheads.session import Session
+from manyheads.store.layout import CHECKPOINT
 
 Values = dict[str, float | None]
 """Fields of a record by name."""
@@ -42,10 +44,16 @@ def check_finite(losses: Mapping[str, Sequence[float | None]], round: int, sessi
     for where, values in losses.items():
         for worker, value in enumerate(values):
             if value is not None and not isfinite(value):
-                raise Diverged(
-                    f"the loss of worker {worker} is not a number in round {round + 1}, {where}: "
-                    f"lower --lr (now {session.ctx.rates.lr:g}) or --clip; the last good checkpoint is kept."
-                )
+                what = f"the loss of worker {worker} is not a number in round {round + 1}, {where}"
+                raise Diverged(f"{what}: {_advice(session)}.")
+
+
+def _advice(session: Session) -> str:
+    """What to do about rates that are too large, and what there is to go on from."""
+    rates, out = session.ctx.rates, session.runtime.out
+    advice = f"lower --lr (now {rates.lr:g})" + (" or --clip" if rates.clip else ", or give a --clip")
+    kept = 0 if out is None else latest_round(session.folder(out) / CHECKPOINT)
+    return f"{advice}; the checkpoint of round {kept} is kept" if kept else advice
 
 
 def measure(session: Session, before: State, trained: State, mixed: State, end: State) -> tuple[Values, PerWorker]:
