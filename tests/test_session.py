@@ -128,6 +128,19 @@ def test_what_the_user_should_know_is_noted(lab):
     assert session.engine == "loop" and any("random numbers" in note for note in session.notes)
 
 
+def test_weights_that_leave_nothing_to_share_are_noted(lab):
+    def net(*trained: int) -> torch.nn.Module:
+        layers = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in ((6, 4), (4, 4), (4, 3))))
+        for number in range(3):
+            layers[number].requires_grad_(number in trained)
+        return layers
+
+    said = "deprl has no weights to share: each worker trains its head alone."
+    for algorithm, trained, noted in ((DePRL(), (2,), True), (DePRL(), (1, 2), False), (Local(), (2,), False)):
+        assert (said in lab.opened(lab.tiny(algorithm, model=net(*trained))).notes) == noted
+    assert not any("no weights to share" in note for note in lab.opened(lab.tiny(DPSGD(), model=net(2))).notes)
+
+
 def test_where_a_run_was_computed_is_described(lab):
     described = open_session(lab.tiny(DePRL()), Runtime(device="cpu", threads=1, engine="loop")).describe_runtime()
     assert described["engine"] == "loop" and described["device"] == "cpu" and described["torch"] == torch.__version__

@@ -15,7 +15,7 @@ from torch import Tensor
 import manyheads
 from manyheads import host_memory
 from manyheads.algorithms.base import Context
-from manyheads.compatibility import check_theory, check_training
+from manyheads.compatibility import check_theory, check_training, shares_nothing
 from manyheads.data import Dataset, Federation, load
 from manyheads.data.files import Progress
 from manyheads.data.sites import load as load_sites
@@ -247,6 +247,8 @@ def _remarks(asked: Experiment, experiment: Experiment, model: Split, *, in_site
         first, *others = model.constants
         more = f" and {len(others)} more" if others else ""
         yield f"requires_grad=False: {first}{more} will stay as given, alike for all workers."
+        if shares_nothing(experiment.algorithm, model):
+            yield f"{experiment.algorithm.name} has no weights to share: each worker trains its head alone."
     if random_module := needs_loop(model):
         yield f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round."
 
