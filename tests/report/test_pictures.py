@@ -5,7 +5,8 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
-from manyheads.report.pictures import Axis, Line, Picture, curves, graph, similarity_map
+from manyheads.report.drawing import Picture
+from manyheads.report.pictures import Axis, Line, curves, graph, similarity_map
 
 ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", 100)

@@ -10,9 +10,10 @@ from manyheads.figures import MOST_LINKS
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, slugs
+from manyheads.report.drawing import Picture
 from manyheads.report.mixing import steady_mixing
 from manyheads.report.numbers import Curve, curve, majority_floor, sorted_workers, worker_accuracies
-from manyheads.report.pictures import Axis, Line, Picture
+from manyheads.report.pictures import Axis, Line
 from manyheads.terminal import human_bytes, human_seconds
 from manyheads.topology import edges, layout
 

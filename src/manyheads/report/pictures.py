@@ -1,7 +1,5 @@
-"""The report's pictures, each drawn once: for the page, whose colours it takes, for its files, and for the pointer."""
+"""The report's pictures: curves, graphs and maps, with what the pointer finds on them."""
 
-import io
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,25 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.figures import COLOURS, FAINT, INK, RULE, segments_of, spread
+from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, fractions, new_axes, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PAPER = "#ffffff"
-_THEME = {
-    INK: "var(--ink)",
-    FAINT: "var(--faint)",
-    RULE: "var(--rule)",
-    _PAPER: "var(--paper)",
-    **{colour: f"var(--c{i})" for i, colour in enumerate(COLOURS)},
-}
-"""Colours of the files -> those of the page, which change with light and dark."""
-
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "manyheads", "text.parse_math": False, "font.size": 8.5}
-"""Text stays text, the same picture is the same file, and a dollar in a label is a dollar."""
-
-_LABEL_SIZE, _TITLE_SIZE = 8.0, 9.5
 _LONGEST_LABEL = 40
 _MOST_HOVERED = 120
 """Points of a line that answer the pointer."""
@@ -38,22 +23,6 @@ _MOST_MAPPED = 100
 _FEW_PLACES = 8
 """So many places on the x axis are marked and named one by one, unless two of them are too close."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawn picture."""
-
-    name: str
-    """The files' name without its ending."""
-    alt: str
-    """What it shows, for those who cannot see it."""
-    inline: str
-    """The SVG to stand in the page."""
-    svg: bytes
-    png: bytes
-    hover: dict[str, Any]
-    """What the pointer finds: ``points`` (x, y, text) or ``cells`` (values in a box), in parts of width and height."""
 
 
 @dataclass(frozen=True)
@@ -98,10 +67,10 @@ class _End:
 
 def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float | None = None) -> Picture:
     """Lines named at their right ends, over a ``floor`` where there is one. A line whose x never moves is a level."""
-    with _style():
+    with style():
         labels = [*(_cut(line.label) for line in lines), *(["majority floor"] if floor is not None else [])]
         room = 0.25 + 0.062 * max(map(len, labels))
-        figure, axes = _figure(max(4.05, 2.5 + room), 2.8, right=room)
+        figure, axes = _axes(max(4.05, 2.5 + room), 2.8, right=room)
         ends: list[_End] = []
         places = _few_places(lines, x)
         for line in lines:
@@ -119,11 +88,11 @@ def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float |
         if places and x.whole:
             axes.set_xticks(places)
         axes.set_xlabel(x.label)
-        axes.set_title(y.label, loc="left", color=INK, fontsize=_TITLE_SIZE, pad=8)
+        axes.set_title(y.label, loc="left", color=INK, fontsize=TITLE_SIZE, pad=8)
         _name_ends(figure, axes, ends)
         hover = [point for line in lines if not line.level for point in _hovered(axes, line, x, y)]
         said = "; ".join(f"{line.label} {y.show(line.y[-1])}" for line in lines)
-        return _finish(name, figure, f"{y.label} against {x.label}. At the end: {said}.", {"points": hover})
+        return finish(name, figure, f"{y.label} against {x.label}. At the end: {said}.", {"points": hover})
 
 
 def graph(
@@ -140,8 +109,8 @@ def graph(
     """Workers at their places [N, 2] and their links, coloured by ``values``; a server stands in the middle."""
     from matplotlib.collections import LineCollection
 
-    with _style():
-        figure, axes = _figure(2.7, 3.05, left=0.1, right=0.1, bottom=0.5, top=0.3)
+    with style():
+        figure, axes = _axes(2.7, 3.05, left=0.1, right=0.1, bottom=0.5, top=0.3)
         segments = segments_of(places, edges)
         if server:
             segments = [np.stack([np.zeros(2), place]) for place in places]
@@ -161,58 +130,44 @@ def graph(
         axes.set_aspect("equal")
         axes.margins(0.09)
         axes.set_axis_off()
-        axes.set_title(title, loc="center", color=INK, fontsize=_TITLE_SIZE, pad=4)
+        axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
         _scale(figure, dots, show)
         axes.apply_aspect()
-        at = _fractions(axes, places).tolist()
+        at = fractions(axes, places).tolist()
         hover = [(*at[worker], f"worker {worker} · {show(value)}") for worker, value in values.items()]
         said = f"lowest {show(min(values.values()))}, highest {show(max(values.values()))}" if values else "no values"
-        return _finish(name, figure, f"{title}: {len(places)} workers coloured by score, {said}.", {"points": hover})
+        return finish(name, figure, f"{title}: {len(places)} workers coloured by score, {said}.", {"points": hover})
 
 
 def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[float, float]) -> Picture:
     """Cosines between all workers, [N, N], as a map."""
     from matplotlib.ticker import MaxNLocator
 
-    with _style():
-        figure, axes = _figure(2.7, 3.05, left=0.36, right=0.1, bottom=0.62, top=0.3)
+    with style():
+        figure, axes = _axes(2.7, 3.05, left=0.36, right=0.1, bottom=0.62, top=0.3)
         image = axes.imshow(values, cmap="viridis", vmin=limits[0], vmax=limits[1], interpolation="none")
         axes.grid(False)
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True))
-        axes.set_title(title, loc="center", color=INK, fontsize=_TITLE_SIZE, pad=4)
+        axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
         digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 1, 6))
         _scale(figure, image, lambda value: f"{value:.{digits}f}")
         axes.apply_aspect()
-        corners = _fractions(axes, np.array([[-0.5, -0.5], [len(values) - 0.5] * 2]))
+        corners = fractions(axes, np.array([[-0.5, -0.5], [len(values) - 0.5] * 2]))
         # Where a worker has no cosine there is none to show: JSON knows no NaN.
         rounded = [[round(v, digits) if np.isfinite(v) else None for v in row] for row in values.tolist()]
         hover = {"cells": {"box": corners.ravel().tolist(), "values": rounded}} if len(values) <= _MOST_MAPPED else {}
         said = f"between {limits[0]:.{digits}f} and {limits[1]:.{digits}f}"
-        return _finish(name, figure, f"{title}: cosines of {len(values)} workers, {said}.", hover)
+        return finish(name, figure, f"{title}: cosines of {len(values)} workers, {said}.", hover)
 
 
-def _style() -> Any:
-    from matplotlib import rc_context
-
-    return rc_context(_STYLE)
-
-
-def _figure(
+def _axes(
     width: float, height: float, *, left: float = 0.44, right: float, bottom: float = 0.44, top: float = 0.34
 ) -> "tuple[Figure, Axes]":
-    """A figure with one plain axes; sizes and margins in inches."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=100, facecolor="none")
-    axes = figure.add_axes((left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height))
-    axes.set_facecolor("none")
-    for spine in axes.spines.values():
-        spine.set_visible(False)
-    axes.tick_params(colors=FAINT, labelsize=_LABEL_SIZE, length=0)
-    axes.xaxis.label.set(color=FAINT, fontsize=_LABEL_SIZE)
+    """A figure with one axes; sizes and margins in inches."""
+    figure = new_figure(width, height)
+    axes = new_axes(figure, left, bottom, width - left - right, height - bottom - top)
     axes.grid(axis="y", color=RULE, linewidth=0.7)
-    axes.set_axisbelow(True)
     return figure, axes
 
 
@@ -267,7 +222,7 @@ def _name_ends(figure: "Figure", axes: "Axes", ends: Sequence[_End]) -> None:
     width, height = box.width * figure.get_figwidth(), box.height * figure.get_figheight()
     to_part = axes.transData + axes.transAxes.inverted()
     heights = [float(np.clip(to_part.transform((limits[1], end.y))[1], 0, 1)) for end in ends]
-    places = _below(spread(heights, gap := 1.2 * _LABEL_SIZE / 72 / height), gap)
+    places = _below(spread(heights, gap := 1.2 * LABEL_SIZE / 72 / height), gap)
     knees = [1 + inches / width for inches in (0.02, 0.1, 0.14)]
     for end, at, place in zip(ends, heights, places, strict=True):
         if end.x is not None and end.x < limits[1]:
@@ -275,7 +230,7 @@ def _name_ends(figure: "Figure", axes: "Axes", ends: Sequence[_End]) -> None:
                 [end.x, limits[1]], [end.y] * 2, color=end.colour, linewidth=0.7, linestyle=(0, (1, 2)), alpha=0.8
             )
         axes.plot(knees, [at, place, place], color=end.colour, linewidth=1.2, clip_on=False, transform=axes.transAxes)
-        text = {"fontsize": _LABEL_SIZE, "color": INK, "va": "center_baseline", "transform": axes.transAxes}
+        text = {"fontsize": LABEL_SIZE, "color": INK, "va": "center_baseline", "transform": axes.transAxes}
         axes.text(1 + 0.17 / width, place, end.label, **text)
     axes.set_xlim(limits)
 
@@ -293,23 +248,13 @@ def _hovered(axes: "Axes", line: Line, x: Axis, y: Axis) -> list[tuple[float, fl
     """The points of a line that answer the pointer, evenly over a long one."""
     count = len(line.x)
     chosen = np.unique(np.linspace(0, count - 1, min(count, _MOST_HOVERED)).round().astype(int))
-    places = _fractions(axes, np.stack([x.factor * line.x, y.factor * line.y], axis=1)[chosen]).tolist()
+    places = fractions(axes, np.stack([x.factor * line.x, y.factor * line.y], axis=1)[chosen]).tolist()
 
     def said(i: int) -> str:
         deviation = f" ± {y.show(line.deviation[i])}" if line.deviation[i] else ""
         return f"{line.label} · {x.show(line.x[i])} · {y.show(line.y[i])}{deviation}"
 
     return [(*place, said(i)) for place, i in zip(places, chosen, strict=True)]
-
-
-def _fractions(axes: "Axes", points: np.ndarray) -> np.ndarray:
-    """Data coordinates [points, 2] as parts of the picture's width and height, from the upper left."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    # Limits that are still open are only set when someone asks for them.
-    _ = axes.get_xlim(), axes.get_ylim()
-    parts = axes.transData.transform(points) / figure.bbox.size
-    return np.round(np.stack([parts[:, 0], 1 - parts[:, 1]], axis=1), 4)
 
 
 def _scale(figure: "Figure", mappable: Any, show: Callable[[float], str]) -> None:
@@ -320,27 +265,4 @@ def _scale(figure: "Figure", mappable: Any, show: Callable[[float], str]) -> Non
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
     low, high = mappable.get_clim()
     bar.set_ticks([low, (low + high) / 2, high], labels=[show(value) for value in (low, (low + high) / 2, high)])
-    place.tick_params(colors=FAINT, labelsize=_LABEL_SIZE - 0.5, length=0)
-
-
-def _finish(name: str, figure: "Figure", alt: str, hover: dict[str, Any]) -> Picture:
-    svg, png = io.BytesIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None})
-    figure.savefig(png, format="png", dpi=200, facecolor=_PAPER, pil_kwargs={"compress_level": 4})
-    return Picture(name, alt, _inlined(svg.getvalue().decode(), name), svg.getvalue(), png.getvalue(), hover)
-
-
-def _inlined(svg: str, name: str) -> str:
-    """matplotlib's file as an element of a page: no prologue, no fixed size, ids of its own, colours of the theme."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.DOTALL)
-    head, tail = svg.split(">", 1)
-    head = re.sub(r' (width|height)="[^"]*"', "", head)
-    svg = f'{head} aria-hidden="true" focusable="false">{tail}'
-    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg))
-    svg = re.sub(r' id="([^"]*)"', lambda found: f' id="{name}-{found[1]}"' if found[1] in used else "", svg)
-    svg = re.sub(r'(url\(|href=")#', rf"\1#{name}-", svg)
-    svg = re.sub(r" font-family: [^;\"]*;?", "", re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", svg))
-    for colour, variable in _THEME.items():
-        svg = re.sub(rf"(?<=: ){colour}\b", variable, svg, flags=re.IGNORECASE)
-    return re.sub(r"\n\s*", "\n", svg)
+    place.tick_params(colors=FAINT, labelsize=LABEL_SIZE - 0.5, length=0)

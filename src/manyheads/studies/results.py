@@ -11,8 +11,8 @@ from typing import Any
 from manyheads.algorithms import REGISTRY
 from manyheads.files import disk_errors, write_atomically
 from manyheads.report.collect import Finished
+from manyheads.report.drawing import Picture
 from manyheads.report.numbers import Stat, at_end, number
-from manyheads.report.pictures import Picture
 from manyheads.studies.published import DATA, STAND_IN
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial

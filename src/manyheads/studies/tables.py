@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from manyheads.new_workers import NewWorkers
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end
+from manyheads.studies.gaps import Gap, Panel, side_by_side
 from manyheads.studies.published import Cell, accuracies, data_title
 from manyheads.studies.results import Report, Results, percent, points, title
 from manyheads.studies.study import Study
@@ -74,14 +75,23 @@ def _report(table: int, results: Results, report: Report) -> None:
     names = [f"{graph}: {title(algorithm)}" if several else title(algorithm) for graph, algorithm in columns]
     header = ["data", "Dirichlet", "floor", *names]
     runs = {place: results.runs(**place._asdict()) for place in asked}
-    lines, ours = [], {place: at_end(found, "accuracy_mean") for place, found in runs.items()}
+    ours = {place: at_end(found, "accuracy_mean") for place, found in runs.items()}
+    lines: list[list[str]] = []
+    panels: dict[str, list[Panel]] = {}
     for data, dirichlet in rows:
         floor = results.floor(data=data, dirichlet=dirichlet)
         here = [_Place(data, dirichlet, *column) for column in columns]
         best = _best(here, runs)
         texts = [_text(ours[place], paper.get(place), bold=place in best) for place in here]
         lines.append([data_title(data), f"{dirichlet:g}", percent(floor), *texts])
+        gaps = [_gap(name, ours[place], paper.get(place)) for name, place in zip(names, here, strict=True)]
+        panel = Panel(f"Dirichlet {dirichlet:g}", None if floor is None else 100 * floor.mean, gaps)
+        panels.setdefault(data, []).append(panel)
     report.add_table(header, lines)
+    for data, found in panels.items():
+        # Of a single method there is nothing to compare.
+        if len({gap.method for panel in found for gap in panel.gaps if gap.ours is not None}) > 1:
+            report.add_picture(side_by_side(data, data_title(data), found))
     header = [
         *_Place._fields,
         "paper",
@@ -121,6 +131,14 @@ def _text(found: Stat | None, paper: Cell | None, *, bold: bool) -> str:
         gap = "" if found is None else f", {points(100 * found.mean - paper.accuracy)}"
         text += f"<br>{paper.accuracy:.1f}{gap}"
     return text
+
+
+def _gap(method: str, found: Stat | None, paper: Cell | None) -> Gap:
+    """A row of the picture."""
+    theirs = None if paper is None else paper.accuracy
+    if found is None:
+        return Gap(method, None, None, theirs)
+    return Gap(method, 100 * found.mean, None if found.deviation is None else 100 * found.deviation, theirs)
 
 
 def _numbers(place: _Place, ours: Stat | None, paper: Cell | None, results: Results) -> list[Any]:

@@ -18,7 +18,8 @@ from manyheads.data import Dataset
 from manyheads.data.arrays import from_workers
 from manyheads.experiment import Experiment
 from manyheads.randomness import generator
-from manyheads.report.pictures import Axis, Line, Picture, curves
+from manyheads.report.drawing import Picture
+from manyheads.report.pictures import Axis, Line, curves
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import GRAPHS, Size, Trial, complete

@@ -1,0 +1,85 @@
+"""Our numbers beside the paper's, as a picture: a row for every method, a dot for ours, a ring for the paper's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from manyheads.figures import COLOURS, FAINT, INK, RULE
+from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, new_axes, new_figure, style
+
+_ROW, _PANEL, _BETWEEN = 0.23, 2.0, 0.22
+_TOP, _BOTTOM = 0.55, 0.5
+"""Inches, all of them."""
+
+_OURS: Any = {"color": COLOURS[0], "marker": "o", "linestyle": "none", "markersize": 5}
+_PAPERS: Any = {**_OURS, "color": "white", "markeredgecolor": FAINT}
+_FLOOR: Any = {"color": FAINT, "linewidth": 0.9, "linestyle": (0, (1, 2))}
+_LEGEND = {"ours, %": _OURS, "the paper's": _PAPERS, "majority floor": _FLOOR}
+
+
+@dataclass(frozen=True)
+class Gap:
+    """One method's numbers, in percent; None: there is none."""
+
+    method: str
+    ours: float | None
+    deviation: float | None
+    paper: float | None
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The methods under one heading, with what naming the most frequent class scores."""
+
+    title: str
+    floor: float | None
+    gaps: Sequence[Gap]
+
+
+def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
+    """Panels of the same methods in the same order."""
+    from matplotlib.lines import Line2D
+
+    methods = [gap.method for gap in panels[0].gaps]
+    left = 0.15 + 0.065 * max(map(len, methods))
+    width, height = left + len(panels) * (_PANEL + _BETWEEN), _TOP + _BOTTOM + _ROW * len(methods)
+    with style():
+        figure = new_figure(width, height)
+        for k, panel in enumerate(panels):
+            axes = new_axes(figure, left + k * (_PANEL + _BETWEEN), _BOTTOM, _PANEL, _ROW * len(methods))
+            axes.grid(axis="x", color=RULE, linewidth=0.7)
+            if panel.floor is not None:
+                axes.axvline(panel.floor, **_FLOOR)
+            for row, gap in enumerate(panel.gaps):
+                known = [value for value in (gap.ours, gap.paper) if value is not None]
+                axes.plot(known, [row] * len(known), color=FAINT, linewidth=0.8, alpha=0.6, zorder=2)
+                if gap.paper is not None:
+                    axes.plot(gap.paper, row, zorder=3, **_PAPERS)
+                if gap.ours is not None:
+                    axes.errorbar(gap.ours, row, xerr=gap.deviation, zorder=4, **_OURS)
+            axes.set_ylim(len(methods) - 0.5, -0.5)
+            axes.set_yticks(np.arange(len(methods)), labels=methods if k == 0 else [""] * len(methods))
+            axes.tick_params(axis="y", colors=INK)
+            axes.set_title(panel.title, loc="left", color=INK, fontsize=LABEL_SIZE, pad=4)
+        figure.text(0.1 / width, 1 - 0.18 / height, title, color=INK, fontsize=TITLE_SIZE)
+        figure.legend(
+            handles=[Line2D([], [], label=label, **look) for label, look in _LEGEND.items()],
+            loc="lower left", bbox_to_anchor=(left / width, 0), ncols=len(_LEGEND), frameon=False,
+            fontsize=LABEL_SIZE, labelcolor=FAINT, borderaxespad=0.3, borderpad=0, handletextpad=0.3,
+        )  # fmt: skip
+        return finish(name, figure, f"{title}, accuracy in percent. {' '.join(map(_said, panels))}", {})
+
+
+def _said(panel: Panel) -> str:
+    """A panel in words."""
+
+    def number(value: float | None) -> str:
+        return "not run" if value is None else f"{value:.1f}"
+
+    both = [
+        f"{gap.method} {number(gap.ours)}" + ("" if gap.paper is None else f" (paper {gap.paper:.1f})")
+        for gap in panel.gaps
+    ]
+    return f"{panel.title}: {', '.join(both)}."
