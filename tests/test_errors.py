@@ -1,6 +1,6 @@
 """Errors a user can mend, in one line."""
 
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError, one_line, unknown
 
 
 def test_the_nearest_name_is_offered():
@@ -16,3 +16,8 @@ def test_the_nearest_name_is_offered_in_whatever_case():
 
 def test_nothing_near_is_nothing_offered():
     assert str(unknown("data", "xyz", ["digits"])) == "unknown data 'xyz'. Allowed: digits."
+
+
+def test_a_message_is_one_line_that_no_terminal_obeys():
+    assert one_line("a\x1b[31m b\n\n  c\td") == "a?[31m b c d"
+    assert one_line(shown := one_line(3000 * "x\x07")) == shown and len(shown) == 2000

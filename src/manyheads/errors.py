@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+_LONGEST_LINE = 2000
+
 
 class UserError(ValueError):
     """A mistake the user can mend. Its message is one line; the command line prints it and exits with 2."""
@@ -14,6 +16,12 @@ class Diverged(UserError):
 
 class Passing(UserError):
     """One that may have passed when the same command is started again: somebody or something is not there just now."""
+
+
+def one_line(message: str) -> str:
+    """A message as it is shown: on one line of bearable length, with nothing in it that a terminal would obey."""
+    line = " ".join(message.split())[:_LONGEST_LINE]
+    return "".join(character if character.isprintable() else "?" for character in line)
 
 
 def flag(name: str) -> str:

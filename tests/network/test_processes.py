@@ -94,6 +94,12 @@ def test_every_machine_shows_what_failed_first(several: Make) -> None:
     assert failures(processes[::-1]) == ["by 4", "by 4", None, "by 4", None]
 
 
+def test_what_others_say_is_shown_and_not_obeyed(several: Make) -> None:
+    first, second = several(2, machines="01")
+    first.failure("gone\x1b[2J\nfor good")
+    assert second.failure("by 1") == "gone?[2J for good"
+
+
 def test_one_process_speaks_for_a_host_when_the_store_is_gone(
     several: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from manyheads import __version__
 from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
-from manyheads.errors import Passing, UserError
+from manyheads.errors import Passing, UserError, one_line
 from manyheads.network.restarts import give_up
 
 _EXAMPLES = """\
@@ -118,7 +118,7 @@ def _fail(message: str, status: int = 2) -> int:
 
 def _line(message: str) -> str:
     who = f"manyheads (process {rank}):" if (rank := _rank()) else "manyheads:"
-    return f"{who} {' '.join(message.split())}"
+    return one_line(f"{who} {message}")
 
 
 def _to_show(line: str) -> str | None:

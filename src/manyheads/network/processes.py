@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from manyheads.errors import Passing, UserError
+from manyheads.errors import Passing, UserError, one_line
 
 _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
@@ -166,7 +166,7 @@ class Processes:
         return self._found_missing
 
     def failure(self, line: str) -> str | None:
-        """What to show when this process fails with a line of its own; None: another on this machine shows it.
+        """What to show when this process fails with a line of its own (``one_line``); None: another here shows it.
 
         What fails after the first fails because of it: one process of every machine shows the line of the first. Where
         the store cannot be asked any more, that if it was heard, else its own.
@@ -176,7 +176,7 @@ class Processes:
 
         def tell() -> tuple[str, bool]:
             # In this order: whoever sees that this process has left must not be taken for the first.
-            first = store.compare_set(_FAILURE, "", line).decode()
+            first = one_line(store.compare_set(_FAILURE, "", line).decode(errors="replace"))
             store.set(self._place(), _LEFT)
             return first, store.add(f"{_FAILURE}/{self._machine}", 1) == 1
 
@@ -197,7 +197,7 @@ class Processes:
         """Whether a process has failed, and remember what it has said."""
         assert self._store is not None
         if self._store.check([_FAILURE]):
-            self._heard = self._store.get(_FAILURE).decode()
+            self._heard = one_line(self._store.get(_FAILURE).decode(errors="replace"))
         return self._heard != ""
 
     def _lost(self, waited: float, missing: list[int] | None = None) -> UserError:
