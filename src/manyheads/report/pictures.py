@@ -151,13 +151,13 @@ def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[floa
             axis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
         digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 1, 6))
-        _scale(figure, image, lambda value: f"{value:.{digits}f}")
+        _scale(figure, image, lambda value: f"{value:z.{digits}f}")
         axes.apply_aspect()
         corners = fractions(axes, np.array([[-0.5, -0.5], [len(values) - 0.5] * 2]))
         # Where a worker has no cosine there is none to show: JSON knows no NaN.
-        rounded = [[round(v, digits) if np.isfinite(v) else None for v in row] for row in values.tolist()]
+        rounded = [[round(v, digits) + 0.0 if np.isfinite(v) else None for v in row] for row in values.tolist()]
         hover = {"cells": {"box": corners.ravel().tolist(), "values": rounded}} if len(values) <= _MOST_MAPPED else {}
-        said = f"between {limits[0]:.{digits}f} and {limits[1]:.{digits}f}"
+        said = f"between {limits[0]:z.{digits}f} and {limits[1]:z.{digits}f}"
         return finish(name, figure, f"{title}: cosines of {len(values)} workers, {said}.", hover)
 
 
