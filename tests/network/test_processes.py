@@ -94,6 +94,18 @@ def test_every_machine_shows_what_failed_first(several: Make) -> None:
     assert failures(processes[::-1]) == ["by 4", "by 4", None, "by 4", None]
 
 
+def test_what_is_not_told_stays_on_its_machine(several: Make) -> None:
+    processes = several(4, machines="0123")
+    for process in processes:
+        process.tells_why = False
+    third, others = processes[2], processes[:2]
+    assert third.failure("sample 17 of mine.npz is not a number") == "sample 17 of mine.npz is not a number"
+    assert [fail(process) for process in others] and failures(others) == 2 * [
+        "manyheads: process 2 of 4 failed: its output says why."
+    ]
+    assert processes[3].failure("another's mistake, found here") == "another's mistake, found here"
+
+
 def test_what_others_say_is_shown_and_not_obeyed(several: Make) -> None:
     first, second = several(2, machines="01")
     first.failure("gone\x1b[2J\nfor good")

@@ -179,6 +179,17 @@ def test_sites_with_different_kinds_of_data(start_together, folders) -> None:
     assert line.endswith("and num_classes where a file lacks the last classes.")
 
 
+def test_what_is_wrong_with_a_sites_data_is_said_there_alone(start_together, folders) -> None:
+    np.savez(folders[1] / f"site-{ORDER[1]}.npz", x=np.full((9, 6), np.nan), y=np.arange(9) % 3, num_classes=3)
+    words = ("train", "deprl", *TRAIN, "--out", "run")
+    started = start_together(3, PROGRAM, *words, folders=folders, machines=(0, 1, 2))
+    assert all(process.status() for process in started)
+    lines = [[x for x in process.text().splitlines() if x.startswith("manyheads")] for process in started]
+    assert [len(said) for said in lines] == [1, 1, 1]
+    assert f"site-{ORDER[1]}.npz" in lines[1][0]
+    assert lines[0] == lines[2] == ["manyheads: process 1 of 3 failed: its output says why."]
+
+
 def test_the_clock_of_sites_is_not_called_a_guess(folders) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
     experiment = Experiment(data=str(folders[0] / "site-{worker}.npz"), workers=3, model=net)

@@ -25,6 +25,8 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     """Who hosts whom, where every worker has a file of its own; None: the data are not in such files."""
     if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
         return None
+    # A message can name files and samples, and the text of a crash anything.
+    processes.tells_why = False
     if experiment.algorithm.evaluate != "own":
         raise UserError("--evaluate mean-model needs all models in one place, and sites keep theirs: leave it out.")
     files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))

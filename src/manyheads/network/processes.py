@@ -59,7 +59,9 @@ class Processes:
         self._machine = os.environ.get("GROUP_RANK", socket.gethostname())
         """One of those where torchrun was started, which counts them."""
         self._store, self._keeps_store = store, keeps_store
-        self._is_first_to_fail = False
+        self.tells_why = True
+        """Whether the others may read what this process fails with, and not only that it does."""
+        self._is_first_to_fail = self._suffers = False
         self._heard = ""
         """What the first to fail has said."""
         self._calls = self._beats = self._long_waits = 0
@@ -173,16 +175,19 @@ class Processes:
         """
         if (store := self._store) is None:
             return line
+        # Who was lost may be told to anybody. All else in sites is a mistake of this one, or one that all find.
+        public = self.tells_why or self._suffers
+        told = line if public else f"manyheads: process {self.rank} of {self.count} failed: its output says why."
 
         def tell() -> tuple[str, bool]:
             # In this order: whoever sees that this process has left must not be taken for the first.
-            first = one_line(store.compare_set(_FAILURE, "", line).decode(errors="replace"))
+            first = one_line(store.compare_set(_FAILURE, "", told).decode(errors="replace"))
             store.set(self._place(), _LEFT)
             return first, store.add(f"{_FAILURE}/{self._machine}", 1) == 1
 
         first, shows = self._ask(tell) or (self._heard or line, self._leaves_first_mark())
-        self._is_first_to_fail = first == line
-        return first if shows else None
+        self._is_first_to_fail = first == told
+        return (first if public else line) if shows else None
 
     def _leaves_first_mark(self) -> bool:
         """Whether this process is the first here to leave a mark, an empty file among the temporary ones."""
@@ -205,7 +210,7 @@ class Processes:
         if missing is None:
             # The store lives and dies with the first host.
             missing = [0] if (found := self._ask(self._missing)) is None else found
-        self._found_missing = missing
+        self._found_missing, self._suffers = missing, True
         several = len(missing) > 1
         who = f"{named(missing) if missing else 'a process'} of {self.count}"
         alive = f"see whether {'they still run' if several else 'it still runs'}"
