@@ -16,7 +16,7 @@ from manyheads.engine.cuda_graphs.kinds import bare, kind, meaning
 from manyheads.engine.cuda_graphs.memory import MemoryPlan, describe, plan_memory, settle
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Extras, Kind, Layout, Rows
-from manyheads.engine.cuda_graphs.schedule import in_widths, schedule
+from manyheads.engine.cuda_graphs.schedule import in_widths, narrowest, schedule
 from manyheads.engine.cuda_graphs.trial import try_out
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, cross_entropy, single_head
 from manyheads.engine.workload import Workload
@@ -76,6 +76,15 @@ def test_a_sweep_holds_every_sample_once(sizes: list[int], width: int) -> None:
     seen = [entry for entries, count in zip(made.entries, made.counts, strict=True) for entry in entries[:count]]
     assert sorted(seen) == list(range(sum(sizes)))
     assert made.entries.size == 0 or made.entries.max() < sum(sizes)
+
+
+@given(st.integers(1, 300), st.integers(8, 300))
+def test_a_step_is_as_wide_as_its_samples_need(count: int, width: int) -> None:
+    count = min(count, width)
+    found = narrowest(count, width)
+    assert count <= found <= width
+    assert found == width or found & (found - 1) == 0, "few widths, so few recordings"
+    assert found < 2 * count or found == 8
 
 
 def test_leaves_lie_apart_aligned_and_channels_last() -> None:

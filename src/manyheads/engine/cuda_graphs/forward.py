@@ -10,14 +10,14 @@ from manyheads.data.shards import Shards
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, Pool, upload
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, Rows
-from manyheads.engine.cuda_graphs.schedule import in_widths
+from manyheads.engine.cuda_graphs.schedule import in_widths, narrowest
 from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant
 from manyheads.engine.phase import Loss
 from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, strip_prefix
 
 WIDTH = 256
-"""Samples in one step: enough to fill the device, few enough that small shards waste little."""
+"""The most samples in one step: enough to fill the device."""
 
 
 def forward_slot(model: nn.Module, prefix: str, kind: Kind, sums: Tensor) -> Slot:
@@ -47,7 +47,7 @@ class Sweep:
         self.feed.fill({**all_entries.look_up(entries), "weight": weight, "places": places})
         self.feed.tensors["places"][len(entries) :] = len(shards.index)
         self.jobs = {
-            row: Job(row, int(start), (WIDTH,) * int(length))
+            row: Job(row, int(start), tuple(narrowest(int(n), WIDTH) for n in plan.counts[start : start + length]))
             for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True)
         }
 
@@ -55,18 +55,18 @@ class Sweep:
         """The recordings its jobs need."""
         return {variant for job in self.jobs.values() for variant in job.variants}
 
-    def samples(self, cursor: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Inputs [WIDTH, ...] at the cursor, and what else the feed holds."""
-        here = self.feed.read(cursor)
+    def samples(self, cursor: Tensor, width: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs [width, ...] at the cursor, and what else the feed holds of them."""
+        here = {name: values[:width] for name, values in self.feed.read(cursor).items()}
         return self.pool.take(here["rows"]), here
 
 
-def scoring(model: nn.Module, sweep: Sweep, metric: Loss, loss: Loss) -> Callable[[Slot, Variant], None]:
+def scoring(model: nn.Module, sweep: Sweep, metric: Loss, loss: Loss) -> Callable[[Slot, int], None]:
     """A step that adds to the slot's sums: metric, loss and weight."""
 
     @torch.no_grad()
-    def step(slot: Slot, _: Variant) -> None:
-        x, here = sweep.samples(slot.cursor)
+    def step(slot: Slot, width: int) -> None:
+        x, here = sweep.samples(slot.cursor, width)
         output, weight = functional_call(model, slot.leaves, (x,)), here["weight"]
         # Where a score of padding is no number, it still must not count.
         scores = [(score(output, here["y"]) * weight).masked_fill(weight == 0, 0) for score in (metric, loss)]
@@ -76,14 +76,12 @@ def scoring(model: nn.Module, sweep: Sweep, metric: Loss, loss: Loss) -> Callabl
     return step
 
 
-def extracting(
-    prefix: nn.Module, sweep: Sweep, features: Tensor, precision: Precision
-) -> Callable[[Slot, Variant], None]:
+def extracting(prefix: nn.Module, sweep: Sweep, features: Tensor, precision: Precision) -> Callable[[Slot, int], None]:
     """A step that writes the prefix's features to their samples' places in ``features`` [entries + 1, ...]."""
 
     @torch.no_grad()
-    def step(slot: Slot, _: Variant) -> None:
-        x, here = sweep.samples(slot.cursor)
+    def step(slot: Slot, width: int) -> None:
+        x, here = sweep.samples(slot.cursor, width)
         with precision.autocast(x.device):
             made = functional_call(prefix, strip_prefix(slot.leaves, "representation"), (x,))
         features.index_copy_(0, here["places"], made.to(features.dtype))

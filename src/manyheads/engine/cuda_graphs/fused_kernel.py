@@ -7,8 +7,7 @@ from torch import Tensor
 from manyheads.engine.cuda_graphs.descent import Rule
 from manyheads.engine.cuda_graphs.rows import Part
 
-_TILE = 64
-_TILE_BATCH = 64
+_TILE_OUT, _TILE_IN, _TILE_BATCH = 16, 64, 64
 _BLOCK = 2048
 
 
@@ -112,13 +111,14 @@ class TritonUpdate:
         x = x if x.stride(2) == 1 else x.contiguous()
         (rows, batch, outputs), inputs = d.shape, x.shape[2]
         offsets, rule = part.layout.offsets, self.rule
-        tiles = triton.cdiv(outputs, _TILE) * triton.cdiv(inputs, _TILE)
+        tiles = triton.cdiv(outputs, _TILE_OUT) * triton.cdiv(inputs, _TILE_IN)
         _update[(tiles, rows)](  # pyright: ignore[reportIndexIssue]
             *_flats(part), d, x, count, clip, rate,
             part.weight.stride(0), offsets[f"{layer}.weight"], offsets[f"{layer}.bias"] if bias else 0,
             d.stride(0), d.stride(1), x.stride(0), x.stride(1), rule.momentum, rule.weight_decay, rule.pull,
             BATCH=batch, OUTPUTS=outputs, INPUTS=inputs,
-            TILE_BATCH=min(_TILE_BATCH, max(16, triton.next_power_of_2(batch))), TILE_OUT=_TILE, TILE_IN=_TILE,
+            TILE_BATCH=min(_TILE_BATCH, max(16, triton.next_power_of_2(batch))),
+            TILE_OUT=_TILE_OUT, TILE_IN=_TILE_IN,
             BIAS=bias, PRECISION=self.precision, **_present(part),
         )  # fmt: skip
 

@@ -10,6 +10,9 @@ from manyheads.engine.batches import Source, dropout_base, num_batches
 from manyheads.engine.phase import Phase
 from manyheads.randomness import generator
 
+_NARROWEST = 8
+"""Steps of fewer samples are no faster."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -92,6 +95,11 @@ def in_widths(shards: Shards, rows: Sequence[int], width: int) -> Schedule:
     place = np.arange(width)
     entries = (first + steps * width)[:, None] + np.where(place < counts[:, None], place, 0)
     return Schedule(order, each, starts, entries, counts, steps, np.zeros(len(order), dtype=np.int64))
+
+
+def narrowest(count: int, width: int) -> int:
+    """The power of two, of at least eight and at most ``width``, that holds ``count`` samples with the least waste."""
+    return min(width, max(_NARROWEST, 1 << (count - 1).bit_length()))
 
 
 class _Orders:

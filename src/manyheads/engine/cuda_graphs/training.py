@@ -16,7 +16,7 @@ from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, copy_all, load, store
-from manyheads.engine.cuda_graphs.schedule import Schedule
+from manyheads.engine.cuda_graphs.schedule import Schedule, narrowest
 from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, phase_slots
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropouts, set_modes
@@ -27,7 +27,7 @@ from manyheads.models.split import Split
 from manyheads.tree import Params, add_prefix, group
 
 _SMALLEST_CUT_BATCH = 32
-"""From here on a last batch of at most half the size is worth a recording of its own."""
+"""From here on short batches are worth recordings of their own."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class SlotTrainer:
         model = copy.deepcopy(model)
         set_modes(model, phase)
         self.net, self.phase, self.entries, self.precision = Outputs(model), phase, entries, precision
-        self.batch_size = batch_size
+        self.batch_size, self.compile = batch_size, compile
         self.device, self.dtype = entries.y.device, next(model.parameters()).dtype
         self.feed = Feed(capacity, {**entries.like(batch_size), "facts": ((3,), torch.int64)}, self.device)
         self.keys = {name: layers[name] for name in dropouts(model)}
@@ -67,6 +67,8 @@ class SlotTrainer:
         self.rate = torch.zeros(1, dtype=self.dtype, device=self.device)
         self.descent = Descent(Rule.of(phase), self.rate, compile=compile)
         self.losses = compiled(self._losses, compile, hashes=bool(self.keys))
+        # Padded batches of all widths share code for any number of samples.
+        self.padded_losses = compiled(self._losses, compile, hashes=bool(self.keys))
 
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
         slots = phase_slots(model, phase, kind, extras(phase, gradient=True), self.rate, lanes)
@@ -108,8 +110,7 @@ class SlotTrainer:
             return Width(size, False)
         if size < _SMALLEST_CUT_BATCH:
             return Width(size, bool(self.norms))
-        half = -(-size // 2)
-        return Width(half if count <= half else size, True)
+        return Width(narrowest(count, size), True)
 
     def _step(self, slot: Slot, width: Width) -> None:
         """One mini-batch of the worker in the slot."""
@@ -117,8 +118,10 @@ class SlotTrainer:
             here = self.feed.read(slot.cursor)
             x, y = self.entries.pool.take(here["rows"][: width.samples]), here["y"][: width.samples]
         with torch.enable_grad():
-            # Every width takes as long to compile as that of full batches, and only the last of a pass is padded.
-            losses = self._losses if width.padded else self.losses
+            if width.padded and self.compile:
+                for samples in (x, y):
+                    torch._dynamo.mark_dynamic(samples, 0)
+            losses = self.padded_losses if width.padded else self.losses
             mean, total = losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
             leaves = [slot.leaves[name] for name in slot.moving.gradient]
             gradients = torch.autograd.grad(mean, leaves, allow_unused=True, materialize_grads=True)
