@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from manyheads.report.collect import Finished
-from manyheads.report.numbers import curve
+from manyheads.report.numbers import at_end, curve
 from manyheads.report.pictures import Axis, Line
-from manyheads.studies.results import Results
+from manyheads.studies.results import Results, shared_seeds
 
 ROUND = Axis("round", lambda value: f"round {value:g}", whole=True)
 TIME = Axis("simulated seconds", lambda value: f"{value:.3g} s")
@@ -22,18 +22,15 @@ def along(label: str, colour: int, runs: Sequence[Finished], x: str, y: str) -> 
 
 
 def across(label: str, colour: int, results: Results, key: str, metric: str, **place: Any) -> list[Line]:
-    """A metric after the last round against a part of the place: one line, or none where nothing is recorded."""
-    found = {value: results.stat(metric, **{key: value}, **place) for value in results.values(key)}
-    there = [(value, stat) for value, stat in found.items() if stat is not None]
+    """A metric after the last round against a part of the place: one line, or none where there is nothing to draw.
+
+    It goes through the seeds that all its points have, or else its shape would be that of the seeds.
+    """
+    all_runs = {value: results.runs(**{key: value}, **place) for value in results.values(key)}
+    recorded = {value: runs for value, runs in all_runs.items() if runs}
+    found = [at_end(runs, metric) for runs in shared_seeds(recorded.values())]
+    there = [(value, stat) for value, stat in zip(recorded, found, strict=True) if stat is not None]
     if not there:
         return []
-    y = np.array([stat.mean for _, stat in there])
-    return [
-        Line(
-            label,
-            colour,
-            np.array([value for value, _ in there], float),
-            y,
-            np.array([s.deviation or 0.0 for _, s in there]),
-        )
-    ]
+    x, y, deviation = zip(*((value, stat.mean, stat.deviation or 0.0) for value, stat in there), strict=True)
+    return [Line(label, colour, np.array(x, float), np.array(y), np.array(deviation))]

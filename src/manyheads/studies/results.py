@@ -104,6 +104,13 @@ class Results:
         return " ".join(said)
 
 
+def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
+    """Of each group the runs with seeds that all groups have."""
+    groups = list(groups)
+    shared = set.intersection(*({run.seed for run in group} for group in groups)) if groups else set()
+    return [[run for run in group if run.seed in shared] for group in groups]
+
+
 def title(algorithm: str) -> str:
     """An algorithm's name as the paper writes it."""
     return REGISTRY[algorithm].title

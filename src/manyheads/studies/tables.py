@@ -15,7 +15,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end
 from manyheads.studies.gaps import Gap, Panel, side_by_side
 from manyheads.studies.published import Cell, accuracies, data_title
-from manyheads.studies.results import Report, Results, percent, points, title
+from manyheads.studies.results import Report, Results, percent, points, shared_seeds, title
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, joined
 
@@ -109,9 +109,9 @@ def _report(table: int, results: Results, report: Report) -> None:
 
 def _side_by_side(places: Sequence[_Place], runs: dict[_Place, list[Finished]]) -> dict[_Place, float]:
     """Accuracies over the seeds that all of some places were run with; empty: there is none."""
-    shared = set.intersection(*({run.seed for run in runs[place]} for place in places))
-    alike = {place: at_end([run for run in runs[place] if run.seed in shared], "accuracy_mean") for place in places}
-    return {place: stat.mean for place, stat in alike.items() if stat is not None}
+    alike = shared_seeds(runs[place] for place in places)
+    found = {place: at_end(group, "accuracy_mean") for place, group in zip(places, alike, strict=True)}
+    return {place: stat.mean for place, stat in found.items() if stat is not None}
 
 
 def _best(places: Sequence[_Place], runs: dict[_Place, list[Finished]]) -> set[_Place]:
