@@ -65,7 +65,7 @@ def _add_options(parser: Parser) -> None:
         type=options["precision"].read,
         default="float32",
         metavar="{" + ",".join(options["precision"].choices) + "}",
-        help=f"{options['precision'].help} [float32]",
+        help="Numbers of the training. [float32]",
     )
     parser.add_argument("--budget-seconds", type=float, metavar="X", help="leave runs that cannot end in time")
     parser.add_argument("--no-checkpoints", action="store_true", help="write no weights; a run that is stopped is lost")

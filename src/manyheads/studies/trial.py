@@ -185,16 +185,18 @@ def only(trials: Iterable[Trial], conditions: Iterable[str]) -> list[Trial]:
     """The trials that conditions such as ``algorithm=deprl,d-psgd`` allow."""
     kept = list(trials)
     known = sorted({key for trial in kept for key in trial.place})
+    wanted: dict[str, list[str]] = {}
     for condition in conditions:
         key, equals, values = condition.partition("=")
         if not equals or key not in known:
             raise UserError(f"--only {condition} names nothing here: give one of {', '.join(known)}, as in seed=1.")
+        wanted.setdefault(key, []).extend(values.split(","))
+    for key, values in wanted.items():
         allowed = sorted({str(trial.place[key]) for trial in kept if key in trial.place})
-        wanted = values.split(",")
-        for value in wanted:
+        for value in values:
             if value not in allowed:
-                raise UserError(f"--only {condition}: {key} {value} is not among {', '.join(allowed) or 'the rest'}.")
-        kept = [trial for trial in kept if str(trial.place.get(key)) in wanted]
+                raise UserError(f"--only {key}={value}: {key} is one of {', '.join(allowed)} here.")
+        kept = [trial for trial in kept if str(trial.place.get(key)) in values]
     return kept
 
 
