@@ -1,6 +1,5 @@
 """Records: whole or not there, small, readable as runs, and packed for the way."""
 
-import json
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 from manyheads.rounds import train
 from manyheads.store import Run
+from manyheads.studies.cost import Costs
 from manyheads.studies.records import Records, sizes
 from manyheads.studies.trial import PAPER, QUICK, Trial
 
@@ -61,13 +61,15 @@ def test_what_a_record_does_not_show_is_run_again(made: tuple[Trial, Path], tmp_
     assert not records.have(replace(trial, experiment=other.experiment, label=trial.name))
 
 
+@pytest.mark.parametrize("content", ["{", "{}", None])
 @pytest.mark.parametrize("file", ["summary.json", "experiment.json"])
-def test_a_damaged_record_is_none(made: tuple[Trial, Path], tmp_path: Path, file: str) -> None:
+def test_a_damaged_record_is_none(made: tuple[Trial, Path], tmp_path: Path, file: str, content: str | None) -> None:
     trial, path = made
     records = Records(tmp_path)
     kept = records.keep(path, trial)
-    (kept / file).write_text("{")
+    (kept / file).unlink() if content is None else (kept / file).write_text(content)
     assert not records.have(trial)
+    assert not Costs(records.folder, "cpu")(trial).measured
     records.keep(path, trial)
     assert records.have(trial)
     (kept / "summary.json").unlink()
@@ -113,11 +115,79 @@ def test_foreign_archives_are_refused(tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "results").exists()
 
 
-def test_damaged_and_partial_archives_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["summary.json", "experiment.json"])
+def test_archives_of_half_a_record_are_refused(tmp_path: Path, file: str) -> None:
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr(f"run/{file}", "{}")
+    with pytest.raises(UserError, match=r"has no (summary|experiment)\.json"):
+        Records(tmp_path / "results").unpack(tmp_path / "a.zip")
+    assert not (tmp_path / "results").exists()
+
+
+def _archive(folder: Path, content: bytes = b"{}") -> Path:
+    with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        packed.writestr("run/experiment.json", "{}")
+        packed.writestr("run/summary.json", content)
+    return folder / "a.zip"
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        # Places in an entry of the list at an archive's end, and in the entry before its content.
+        ({"list": 8, "entry": 6}, b"\x01\x00"),
+        ({"list": 10, "entry": 8}, b"\x61\x00"),
+        ({"entry": 30 + len("run/experiment.json")}, b"\xff\xff"),
+    ],
+    ids=["encrypted", "an unknown compression", "damaged content"],
+)
+def test_archives_that_cannot_be_read_are_refused(tmp_path: Path, place: dict[str, int], value: bytes) -> None:
+    content = bytearray(_archive(tmp_path).read_bytes())
+    for mark, what in ((b"PK\x03\x04", "entry"), (b"PK\x01\x02", "list")):
+        if what in place:
+            at = content.index(mark) + place[what]
+            content[at : at + len(value)] = value
+    (tmp_path / "a.zip").write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read"):
+        Records(tmp_path).unpack(tmp_path / "a.zip")
+
+
+def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_text("no zip")
     with pytest.raises(UserError, match="cannot be read"):
         Records(tmp_path).unpack(tmp_path / "a.zip")
-    with zipfile.ZipFile(tmp_path / "b.zip", "w") as packed:
-        packed.writestr("run/experiment.json", json.dumps({}))
-    with pytest.raises(UserError, match=r"no summary\.json"):
-        Records(tmp_path).unpack(tmp_path / "b.zip")
+
+
+def test_archives_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.studies.records._MOST_BYTES", 1000)
+    archive = _archive(tmp_path, b"{}" + b" " * 999)
+    assert archive.stat().st_size < 1000
+    with pytest.raises(UserError, match="too large"):
+        Records(tmp_path).unpack(archive)
+
+
+def test_a_record_taken_over_keeps_nothing_of_the_one_before(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    trial = PAPER.trial("deprl", "cifar10", 0.1, seed=1)
+    here, there = Records(tmp_path / "here"), Records(tmp_path / "there")
+    records_lab.write(here, trial)
+    records_lab.write(there, replace(trial, similarity=True), accuracy=0.1)
+    here.pack(tmp_path / "a.zip", [trial])
+    there.unpack(tmp_path / "a.zip")
+    assert {file.name for file in there.path(trial).iterdir()} == {file.name for file in here.path(trial).iterdir()}
+
+
+def test_taking_a_record_over_halfway_leaves_none(
+    tmp_path: Path, records_lab: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trial = PAPER.trial("deprl", "cifar10", 0.1, seed=1)
+    records = Records(tmp_path)
+    records_lab.write(records, trial)
+    records.pack(tmp_path / "a.zip", [trial])
+
+    def full(path: Path, content: bytes) -> None:
+        raise UserError(f"cannot write {path}")
+
+    monkeypatch.setattr("manyheads.studies.records.write_atomically", full)
+    with pytest.raises(UserError, match="cannot write"):
+        records.unpack(tmp_path / "a.zip")
+    assert not records.have(trial)

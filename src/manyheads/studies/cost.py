@@ -149,5 +149,5 @@ def _pairs(records: Path) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
     """What each record computes, and what it came to."""
     for summary in sorted(records.glob(f"*/{SUMMARY}")):
         experiment, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
-        if experiment is not None and end is not None:
+        if experiment is not None and end is not None and {"rounds", "seconds"} <= end.keys():
             yield experiment, end

@@ -8,7 +8,8 @@ report`` reads it as well.
 import json
 import re
 import zipfile
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -19,7 +20,16 @@ from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing, to_json, write_atomically
 from manyheads.report.collect import Finished, find_runs
 from manyheads.store import Run
-from manyheads.store.layout import EXPERIMENT, METRICS, PARTITION, SIMILARITY, SUMMARY, WORKERS, read_object
+from manyheads.store.layout import (
+    EXPERIMENT,
+    METRICS,
+    PARTITION,
+    SIMILARITY,
+    SUMMARY,
+    WORKERS,
+    read_description,
+    read_object,
+)
 from manyheads.studies.trial import Trial
 
 FOLDER = "records"
@@ -31,8 +41,8 @@ _MOST_LINES = 100
 """Evaluated rounds that are kept of a run."""
 _DIGITS = 6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-_MOST_BYTES = 1 << 24
-"""Of one file in an archive."""
+_MOST_BYTES = 1 << 28
+"""Of all files in an archive, which are held in memory together."""
 
 
 class Records:
@@ -47,13 +57,10 @@ class Records:
     def have(self, trial: Trial) -> bool:
         """Whether a trial's run is recorded with all that the trial wants to see of it."""
         path = self.path(trial)
-        if not (path / SUMMARY).exists():
+        summary, stored = read_object(path / SUMMARY) or {}, read_description(path / EXPERIMENT)
+        rounds, evaluated = summary.get("rounds"), summary.get("evaluated_rounds", 0)
+        if rounds is None or stored is None or not trial.fits(stored):
             return False
-        summary, stored = Run.open(path).summary(), read_object(path / EXPERIMENT)
-        if summary is None or stored is None or not trial.fits(stored):
-            return False
-        rounds = summary["rounds"]
-        evaluated = summary.get("evaluated_rounds", 0)
         return (
             (trial.new is not None or evaluated >= rounds // trial.every)
             and (not trial.theory or "mean_theory_m" in summary)
@@ -69,12 +76,9 @@ class Records:
 
     def keep(self, directory: Path, trial: Trial) -> Path:
         """Record a finished run directory."""
-        run, target = Run.open(directory), self.path(trial)
+        run = Run.open(directory)
         metrics, workers, summary = run.metrics(), run.workers(), run.summary()
         assert summary is not None, "only finished runs are recorded"
-        with disk_errors(target):
-            target.mkdir(parents=True, exist_ok=True)
-            (target / SUMMARY).unlink(missing_ok=True)
         files = {
             EXPERIMENT: (directory / EXPERIMENT).read_bytes(),
             METRICS: _lines(_thinned(metrics)),
@@ -84,10 +88,8 @@ class Records:
         }
         if trial.similarity:
             files[SIMILARITY] = (directory / SIMILARITY).read_bytes()
-        for name in _FILES:
-            if name in files:
-                write_atomically(target / name, files[name])
-        return target
+        _write(self.path(trial), files)
+        return self.path(trial)
 
     def pack(self, archive: Path, trials: Iterable[Trial]) -> None:
         """Write some records into one zip file, whole or not at all."""
@@ -104,26 +106,36 @@ class Records:
         found: dict[str, dict[str, bytes]] = {}
         try:
             with zipfile.ZipFile(archive) as packed:
+                if sum(info.file_size for info in packed.infolist()) > _MOST_BYTES:
+                    raise UserError(f"{archive} is too large for records: give an archive that manyheads study wrote.")
                 for info in packed.infolist():
                     path = PurePosixPath(info.filename)
                     if len(path.parts) != 2 or path.name not in _FILES or not _NAME.fullmatch(path.parts[0]):
                         raise UserError(f"{archive} holds {info.filename}, which is no part of a record.")
-                    if info.file_size > _MOST_BYTES:
-                        raise UserError(f"{archive}: {info.filename} is too large for a record.")
                     found.setdefault(path.parts[0], {})[path.name] = packed.read(info)
-        except (OSError, zipfile.BadZipFile) as error:
+        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+            # RuntimeError: it is encrypted, or compressed in a way of its own.
             raise UserError(
                 f"{archive} cannot be read ({error}): give an archive that manyheads study wrote."
             ) from None
         for name, files in found.items():
-            if SUMMARY not in files:
-                raise UserError(f"{archive}: {name} has no {SUMMARY}: give an archive that manyheads study wrote.")
-            with disk_errors(self.folder / name):
-                (self.folder / name).mkdir(parents=True, exist_ok=True)
-            for file in _FILES:
-                if file in files:
-                    write_atomically(self.folder / name / file, files[file])
+            for needed in (EXPERIMENT, SUMMARY):
+                if needed not in files:
+                    raise UserError(f"{archive}: {name} has no {needed}: give an archive that manyheads study wrote.")
+        for name, files in found.items():
+            _write(self.folder / name, files)
         return sorted(found)
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Write a record in the place of any before it; from the first change to the last there is no summary."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in reversed(_FILES):
+            (folder / name).unlink(missing_ok=True)
+    for name in _FILES:
+        if name in files:
+            write_atomically(folder / name, files[name])
 
 
 def sizes(run: Finished) -> dict[str, list[int]]:
