@@ -195,7 +195,7 @@ def only(trials: Iterable[Trial], conditions: Iterable[str]) -> list[Trial]:
         allowed = sorted({str(trial.place[key]) for trial in kept if key in trial.place})
         for value in values:
             if value not in allowed:
-                raise UserError(f"--only {key}={value}: {key} is one of {', '.join(allowed)} here.")
+                raise UserError(f"--only {key}={value}: {key} is one of {', '.join(allowed) or 'none'} here.")
         kept = [trial for trial in kept if str(trial.place.get(key)) in values]
     return kept
 
