@@ -92,6 +92,17 @@ def test_a_flipped_byte_is_noticed(tmp_path: Path) -> None:
         load(path)
 
 
+@pytest.mark.parametrize(("place", "value"), [(8, 1), (10, 97)], ids=["encrypted", "an unknown compression"])
+def test_an_npz_that_nobody_can_unpack_is_refused_by_name(tmp_path: Path, place: int, value: int) -> None:
+    path = save(tmp_path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    # Of the first entry in the list at an archive's end.
+    content[content.index(b"PK\x01\x02") + place] = value
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged"):
+        load(path)
+
+
 def test_an_npy_is_not_an_npz(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(UserError, match=r"x\.npy is not an npz .*\(no zip archive\).* guide shows how CSV and images"):

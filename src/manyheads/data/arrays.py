@@ -180,7 +180,8 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
     except IsADirectoryError:
         raise UserError(f"{path} is a folder: give the path of an npz with arrays x and y. {_GUIDE}") from None
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        # RuntimeError: it is encrypted, or compressed in a way of its own.
         raise UserError(
             f"{path} is not an npz of plain arrays, or is damaged ({error}): "
             f"save it with numpy.savez, numbers and no objects. {_GUIDE}"
