@@ -1,6 +1,5 @@
 """A run made ready: data, net, graph, engine and network built from an Experiment, before the first round."""
 
-import copy
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -29,7 +28,7 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads, take_constants
 from manyheads.machine import cores
 from manyheads.models.norm import has_batchnorm
-from manyheads.models.split import Split, needs_loop
+from manyheads.models.split import Split, needs_loop, twin
 from manyheads.network.agreement import (
     NOT_IN_SITES,
     compare,
@@ -180,7 +179,7 @@ def _workload(experiment: Experiment, model: Split, here: Federation) -> Workloa
     """The work of the engine: a copy of the net beside the samples, and how they are drawn and scored."""
     loss = experiment.loss or cross_entropy
     return Workload(
-        model=copy.deepcopy(model).to(here.train.x.device),
+        model=twin(model).to(here.train.x.device),
         train=here.train,
         ids=here.ids,
         source=Source(experiment.seed, experiment.recipe.batch_size, has_batchnorm(model)),

@@ -11,7 +11,17 @@ from torch.func import functional_call
 from manyheads.errors import UserError
 from manyheads.models.dropout import Dropout
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split, cacheable_prefix, cut, hold_still, needs_loop, split, statistics
+from manyheads.models.split import (
+    Split,
+    cacheable_prefix,
+    constants_of,
+    cut,
+    hold_still,
+    needs_loop,
+    split,
+    statistics,
+    twin,
+)
 
 X = torch.linspace(-1, 1, 24).view(4, 6)
 
@@ -382,6 +392,21 @@ def test_what_is_not_trained_leaves_the_state_and_the_net_computes_the_same() ->
     assert net.representation[5].weight.data_ptr() == shared_weight.data_ptr(), "one tensor in both places"
     more = copy.deepcopy(net).double()
     assert more.representation[1].weight_hh_l0.dtype == torch.float64
+
+
+def test_twins_have_weights_of_their_own_and_constants_in_common() -> None:
+    net = split(chain(), None, X)
+    held, trained = [name for name, _ in net.named_parameters()][:2]
+    net.get_parameter(held).requires_grad_(False)
+    hold_still(net)
+    front, rest = cut(net, len(net.representation))
+    assert constants_of(rest) == {} and len(list(front.buffers())) == 1
+    other = twin(net)
+    assert constants_of(other)[held] is constants_of(net)[held]
+    with torch.no_grad():
+        other.get_parameter(trained).zero_()
+    assert net.get_parameter(trained).any()
+    assert constants_of(twin(cut(net, 0)[1]))[held] is constants_of(net)[held], "of a part, too"
 
 
 class Last(nn.Module):

@@ -1,6 +1,5 @@
 """The engine without graphs: workers in cache-sized chunks, one thread per core, ragged phases without waste."""
 
-import copy
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +17,7 @@ from manyheads.engine.kernel import Batch, Kernel, dropouts, point_at, set_modes
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.threads import Result, Threads
 from manyheads.engine.workload import Workload
-from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics
+from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics, twin
 from manyheads.randomness import generator, key, torch_seed
 from manyheads.tree import Buffers, Params, clone, group, select
 
@@ -249,7 +248,7 @@ class LocalEngine:
     def _replica(self) -> Split:
         """This thread's own copy of the net: a module can be pointed at one worker at a time only."""
         if getattr(self._own, "model", None) is None:
-            self._own.model = copy.deepcopy(self.work.model)
+            self._own.model = twin(self.work.model)
             self._replicas.add(self._own.model)
         return self._own.model
 

@@ -1,6 +1,5 @@
 """The general stacked kernel: any net without randomness of its own, through torch.func's vmap over workers."""
 
-import copy
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import Descent
 from manyheads.errors import UserError
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split
+from manyheads.models.split import Split, twin
 from manyheads.tree import Buffers, Params, add_prefix, select
 
 
@@ -35,7 +34,7 @@ class VmapKernel:
         self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]
     ) -> None:
         # A copy: a functional call can leave tied layers without the tensors that other code points at a worker.
-        model = copy.deepcopy(model)
+        model = twin(model)
         self.net, self.phase, self.layers = Outputs(model), phase, dropout_layers
         self.dropouts = list(dropouts(model))
         self.norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]

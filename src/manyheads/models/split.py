@@ -83,7 +83,7 @@ class Split(nn.Module):
 
     def with_head(self, name: str, *, detach: frozenset[str]) -> "Split":
         """A copy with one more head, itself a copy of the first; ``detach`` names the detached ones."""
-        new = copy.deepcopy(self)
+        new = twin(self)
         new.add_module(name, copy.deepcopy(self.get_submodule(self.head_names[0])))
         new.head_names = (*self.head_names, name)
         new.detached = detach
@@ -144,6 +144,11 @@ def constants_of(net: Split) -> dict[str, Tensor]:
     return {name: net.get_buffer(name) for name in net.constants}
 
 
+def twin(net: Split) -> Split:
+    """A copy that can be pointed at other weights and set to other modes; what no worker trains is there once."""
+    return copy.deepcopy(net, {id(constant): constant for constant in constants_of(net).values()})
+
+
 def statistics(module: nn.Module) -> dict[str, Tensor]:
     """The buffers that are part of a worker's state."""
     kept = module.state_dict().keys()
@@ -183,6 +188,7 @@ def cut(net: Split, depth: int) -> tuple[nn.Module, Split]:
     rest = Split(back, heads, net.detached)
     names = {name for name, _ in rest.named_modules()}
     rest.random = tuple(name for name in net.random if name in names)
+    rest.constants = tuple(name for name in net.constants if name.rpartition(".")[0] in names)
     return front, rest
 
 

@@ -1,6 +1,5 @@
 """The engine for a GPU: everything resident, every step recorded once as a CUDA graph, nothing waited for."""
 
-import copy
 from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,7 @@ from manyheads.engine.kernel import dropouts, set_modes
 from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
-from manyheads.models.split import Split, cacheable_prefix, cut
+from manyheads.models.split import Split, cacheable_prefix, cut, twin
 from manyheads.tree import Buffers, Params, group
 
 _KEPT_SWEEPS = 8
@@ -234,7 +233,7 @@ class CudaGraphsEngine:
         train, phase = self.work.train, task.phase
 
         def make() -> tuple[Sweep, Slots, Tensor]:
-            model = copy.deepcopy(self.work.model)
+            model = twin(self.work.model)
             set_modes(model, phase)
             prefix, _rest = cut(model, depth)
             shape = output_shape(prefix, tuple(train.x.shape[1:]), self.dtype)
@@ -265,7 +264,7 @@ class CudaGraphsEngine:
             return [forward_slot(self.work.model, "", kind, sums) for _ in self.lanes]
 
         def make() -> tuple[Shards, Sweep, Slots]:
-            model = copy.deepcopy(self.work.model).eval()
+            model = twin(self.work.model).eval()
             sweep = Sweep(shards, self._pool(shards.x, images=self.images), next(model.parameters()))
             slots = self._recorded("score slots", make_slots, lambda _: None)
             return shards, sweep, Slots(self.lanes, slots, scoring(model, sweep, self.work.metric, self.work.loss))

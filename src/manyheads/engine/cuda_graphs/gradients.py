@@ -1,6 +1,5 @@
 """Gradients in slots: of an objective at every worker's own weights, in eval mode and at full precision."""
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,7 @@ from manyheads.engine.cuda_graphs.schedule import Schedule
 from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant, phase_slots
 from manyheads.engine.phase import Phase
 from manyheads.engine.vmapped import Outputs
-from manyheads.models.split import Split
+from manyheads.models.split import Split, twin
 from manyheads.tree import Buffers, Params, add_prefix
 
 _EVERY_STEP: Variant = "step"
@@ -36,7 +35,7 @@ class SlotGradients:
         lanes: Sequence[Lane],
     ) -> None:
         """``capacity``: steps of all workers, each of ``width`` samples."""
-        model = copy.deepcopy(model).eval()
+        model = twin(model).eval()
         self.net, self.objective, self.entries = Outputs(model), phase.objective, entries
         like = next(model.parameters())
         self.feed = Feed(capacity, {**entries.like(width), "weight": ((width,), like.dtype)}, entries.y.device)

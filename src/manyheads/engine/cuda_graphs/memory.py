@@ -20,8 +20,6 @@ _PER_ACTIVATION = 3
 """Numbers held for each that a layer puts out: kept for backward, its gradient, one on the way."""
 _PER_PATCH = 2
 """Numbers held for each in the patches of convolutions: kept for backward, and one on the way."""
-_NETS = 6
-"""Copies of a net, with what no worker trains: one for each kind of work."""
 _LIBRARIES = 3 << 29
 """Context, kernels and workspaces."""
 _HEAVY_STEP = 20_000_000_000
@@ -101,7 +99,7 @@ def plan_memory(
     lanes = num_workers if stacked else choose_slots(trial, batch_size)
     images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     data = num_samples * prod(input_shape) * number * (2 if images else 1)
-    data += _NETS * sum(c.numel() * c.element_size() for c in constants_of(model).values())
+    data += sum(c.numel() * c.element_size() for c in constants_of(model).values())
     return MemoryPlan(num_workers, row, round(row * (1 + extra_rows)), stacked, lanes, at_work + activations, data)
 
 

@@ -4,7 +4,6 @@ Workers are sorted by their number of batches and recordings exist for a few num
 who have finished cost little; within a recording they do not move.
 """
 
-import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -28,7 +27,7 @@ from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import clip_factors
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split, statistics
+from manyheads.models.split import Split, statistics, twin
 from manyheads.tree import Params, add_prefix, group
 
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
@@ -88,7 +87,7 @@ class StackedTrainer:
         lane: Lane,
     ) -> None:
         """``capacity``: steps of a phase; ``layers`` numbers the dropout layers."""
-        model = copy.deepcopy(model)
+        model = twin(model)
         set_modes(model, phase)
         self.entries, self.lane, self.num_rows = entries, lane, num_rows
         self.device, dtype = entries.y.device, next(model.parameters()).dtype

@@ -1,6 +1,5 @@
 """Training in slots: a recorded step gathers a worker's batch, runs the net forward and backward, and moves its row."""
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -23,7 +22,7 @@ from manyheads.engine.kernel import dropouts, set_modes
 from manyheads.engine.phase import Phase
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split
+from manyheads.models.split import Split, twin
 from manyheads.tree import Params, add_prefix, group
 
 _SMALLEST_CUT_BATCH = 32
@@ -56,7 +55,7 @@ class SlotTrainer:
         lanes: Sequence[Lane],
     ) -> None:
         """``capacity``: batches of a phase; ``layers`` numbers the dropout layers."""
-        model = copy.deepcopy(model)
+        model = twin(model)
         set_modes(model, phase)
         self.net, self.phase, self.entries, self.precision = Outputs(model), phase, entries, precision
         self.batch_size, self.compile = batch_size, compile
