@@ -134,18 +134,18 @@ class Experiment:
     def from_json(text: str, **objects: Any) -> "Experiment":
         """An experiment from its text.
 
-        What the text can only describe (a module, arrays, a loss, an unregistered algorithm) is given by name.
+        What the text can only describe (a module, arrays, a loss, an unregistered algorithm) is given by name. Of an
+        algorithm the options are the text's.
         """
         try:
             values = json.loads(text)
-            stored = dict(values.pop("algorithm"))
-            algorithm = objects.get("algorithm") or _read_algorithm(stored)
+            algorithm = _read_algorithm(dict(values.pop("algorithm")), objects.pop("algorithm", None))
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"not an experiment: {error}. Give an experiment.json that manyheads wrote.") from None
         allowed = {spec.name for spec in fields(Experiment)} - {"algorithm"}
-        for name in values:
+        for name in (*values, *objects):
             if name not in allowed:
                 raise unknown("experiment field", name, allowed)
         for name, value in list(values.items()):
@@ -247,13 +247,21 @@ def check_options(algorithm: Algorithm) -> None:
                 raise UserError(f"{flag(twin)} and {flag(name)} exclude each other: give one.")
 
 
-def _read_algorithm(stored: Mapping[str, Any]) -> Algorithm:
-    """The algorithm of an experiment.json."""
-    options = dict(stored)
-    try:
-        kind = get_algorithm(options.pop("name"))
-    except UserError as error:
-        raise UserError(f"{error} One of your own is given in Python, as Run.open(path, algorithm=...).") from None
+def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorithm:
+    """The algorithm of an experiment.json: a registered one, or the one given, with the options of the text."""
+    name = options.pop("name")
+    if given is not None:
+        check_options(given)
+        if given.name != name:
+            raise UserError(f"this is an experiment of '{name}', not of '{given.name}': give that algorithm.")
+        kind, as_text = type(given), json.loads(json.dumps(asdict(given)))
+        # What a text does not tell apart, such as a tuple and a list, stays as it is given.
+        options |= {same: getattr(given, same) for same in as_text.keys() & options if as_text[same] == options[same]}
+    else:
+        try:
+            kind = get_algorithm(name)
+        except UserError as error:
+            raise UserError(f"{error} One of your own is given in Python, as Run.open(path, algorithm=...).") from None
     known = {spec.name: spec.type for spec in fields(kind)}
     for name, value in options.items():
         if name not in known:

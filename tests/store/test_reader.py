@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.algorithms import DePRL
+from manyheads.algorithms import DePRL, Local
 from manyheads.experiment import Experiment
 from manyheads.models import Split, build
 from manyheads.store import Run, RunDirectory
@@ -131,6 +131,7 @@ def test_a_net_is_built_by_its_name_without_the_data_it_was_trained_on(shelf: Si
 @dataclass(frozen=True, kw_only=True)
 class Lazy(DePRL):
     every: int = 2
+    pair: tuple[int, int] = (1, 2)
 
     name: ClassVar[str] = "lazy"
 
@@ -140,9 +141,12 @@ def test_a_run_of_an_algorithm_of_ones_own_is_read_with_it(shelf: SimpleNamespac
     made = nets(experiment, (6,))
     save_nets(shelf.start(tmp_path, experiment), made, (6,))
     x = torch.randn(7, 6)
-    run = Run.open(tmp_path, algorithm=Lazy(every=3))
-    assert run.experiment == experiment
-    assert torch.equal(run.model(2)(x), made[2](x))
+    for given in (Lazy(every=3), Lazy()):
+        run = Run.open(tmp_path, algorithm=given)
+        assert run.experiment == experiment, "the options are the run's"
+        assert torch.equal(run.model(2)(x), made[2](x))
+    with shelf.refused(tmp_path, "an experiment of 'lazy', not of 'local': give that algorithm"):
+        Run.open(tmp_path, algorithm=Local()).model(2)
     with shelf.refused(tmp_path, r"unknown algorithm 'lazy'.*Run\.open\(path, algorithm=\.\.\.\)"):
         Run.open(tmp_path).model(2)
 
@@ -156,6 +160,8 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
             Run.open(tmp_path, model=own).model(worker)
     with shelf.refused(tmp_path, "model is module Sequential, which cannot be read from a file"):
         Run.open(tmp_path).model(0)
+    with shelf.refused(tmp_path, "unknown experiment field 'modle'. Did you mean 'model'"):
+        Run.open(tmp_path, modle=own).model(0)
     with shelf.refused(tmp_path, "does not fit the weights"):
         Run.open(tmp_path, model=nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))).model(0)
     path = tmp_path / "models.safetensors"
