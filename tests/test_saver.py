@@ -1,6 +1,7 @@
 """When a run is kept, that it is taken up as it was, and what is kept of it at its end."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from manyheads.algorithms import DPSGD, REGISTRY, DePRL, Local
-from manyheads.checkpoint import latest_round
+from manyheads.checkpoint import Checkpoints, latest_round
 from manyheads.errors import UserError
 from manyheads.metrics.similarity import mean_off_diagonal
 from manyheads.rounds import run, train
@@ -47,6 +48,27 @@ def test_checkpoints_take_a_twentieth_of_the_time(made):
     assert kept(saver) == 2
     saver.keep(4, state, 40.1, 0.0, None)
     assert kept(saver) == 4
+
+
+def test_a_power_cut_leaves_no_checkpoint_without_the_records_before_it(lab, tmp_path: Path, monkeypatch):
+    out, fsync, complete = tmp_path / "run", os.fsync, Checkpoints.complete
+    on_disk: dict[int, int] = {}
+
+    def watched(handle: int) -> None:
+        fsync(handle)
+        found = os.fstat(handle)
+        on_disk[found.st_ino] = found.st_size
+
+    def checked(checkpoints: Checkpoints, round: int, seconds: float) -> None:
+        for name in ("metrics.jsonl", "workers.jsonl"):
+            written = (out / name).stat()
+            assert on_disk.get(written.st_ino) == written.st_size, f"{name} in round {round}"
+        complete(checkpoints, round, seconds)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    monkeypatch.setattr(Checkpoints, "complete", checked)
+    runtime = replace(lab.cpu, out=out, checkpoint_every=1)
+    assert len(list(train(lab.tiny(DePRL(), rounds=2), runtime))) == 2
 
 
 def test_checkpoints_are_written_as_often_as_asked_for(made):

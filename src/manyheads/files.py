@@ -51,7 +51,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -123,6 +123,15 @@ def read_tensors(path: Path) -> dict[str, Tensor] | None:
         raise UserError(f"{path} cannot be read ({error}): put the file back.") from None
 
 
+def sync(path: Path) -> None:
+    """Make what was written to a file, or renamed in a folder, last through a power cut."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def sha256(path: Path) -> str:
     """The hash of a file's content."""
     with path.open("rb") as file:
@@ -159,12 +168,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last through a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

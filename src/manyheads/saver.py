@@ -75,6 +75,8 @@ class Saver:
             self.checkpoints.write_rows(Snapshot(round, state.params, state.buffers, *totals))
             sharers.wait_long()
             if sharers.rank == 0:
+                # Who goes on from a checkpoint never makes the records before it again.
+                self.directory.sync()
                 self.checkpoints.complete(round, seconds)
             self.next_cost = time.perf_counter() - began
             self.spent += self.next_cost

@@ -15,7 +15,7 @@ from manyheads.checkpoint import latest_round
 from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, flat
-from manyheads.files import disk_errors, locked, read_tensors, to_json, write_atomically, write_tensors
+from manyheads.files import disk_errors, locked, read_tensors, sync, to_json, write_atomically, write_tensors
 from manyheads.record import Record
 from manyheads.store.layout import (
     CHECKPOINT,
@@ -86,6 +86,13 @@ class RunDirectory:
         """Add a round's record."""
         self._add_line(METRICS, record.metrics())
         self._add_line(WORKERS, {"round": record.round, **record.per_worker})
+
+    def sync(self) -> None:
+        """Make the records so far last through a power cut."""
+        for path in (self.path / METRICS, self.path / WORKERS):
+            with disk_errors(path):
+                if path.exists():
+                    sync(path)
 
     def record(self, round: int) -> Record | None:
         """The record of a round as it was appended, for a run killed just before its summary; None: there is none."""
