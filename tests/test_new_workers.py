@@ -133,6 +133,8 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
     steps.close()  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(UserError, match="is not finished"):
         open_join(Run.open(tmp_path / "half", data=lab.blobs()), NewWorkers(), lab.cpu)
+    with pytest.raises(UserError, match=r"str is no Run: give manyheads\.Run\.open\(path\)"):
+        next(join(str(tmp_path / "run")))  # pyright: ignore[reportArgumentType]
 
 
 def test_from_python_new_workers_are_records_too(lab: SimpleNamespace, tmp_path: Path) -> None:

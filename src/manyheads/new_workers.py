@@ -59,6 +59,8 @@ def join(run: Run, new: NewWorkers | None = None, runtime: Runtime | None = None
 
 def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     """A session in which new workers train heads on what a finished run has learned, one pass a round."""
+    if not isinstance(run, Run):
+        raise UserError(f"{type(run).__name__} is no Run: give manyheads.Run.open(path).")
     source, summary = run.experiment, run.summary()
     if summary is None or summary["rounds"] < source.recipe.rounds:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
