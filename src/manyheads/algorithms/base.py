@@ -174,7 +174,7 @@ class Algorithm(ABC):
     @property
     def head_passes(self) -> int:
         """Passes, or mini-batch steps, that move heads by themselves in a round: tau in the paper."""
-        return 1
+        return 0
 
     def prepare(self, model: Split) -> Split:
         """The net it trains, made out of the one the user chose."""

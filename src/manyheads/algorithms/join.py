@@ -31,6 +31,10 @@ class Join(Algorithm):
     private: ClassVar[frozenset[str]] = WHOLE
     row_stochastic: ClassVar[bool] = True
 
+    @property
+    def head_passes(self) -> int:
+        return self.head_epochs
+
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_alternating(state, round, ctx, Epochs(self.head_epochs), Epochs(0), "train", ctx.present(round))
 
