@@ -19,7 +19,7 @@ _ERROR = Axis("consensus error", lambda value: f"{value:.3g}", log=True)
 
 def _grid(size: Size) -> list[Trial]:
     return [
-        size.trial("deprl", data, dirichlet, seed=seed, every=min(5, size.every), place={"rate": rate}, **changes)
+        size.trial("deprl", data, dirichlet, seed=seed, place={"rate": rate}, **changes)
         for data in size.data("cifar10", "cifar100")
         for rate, changes in _RATES.items()
         for dirichlet in (0.1, 0.3, 0.5)
