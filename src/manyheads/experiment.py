@@ -67,7 +67,7 @@ class Experiment:
     lr: float | None = None
     """Rate of the representation and of whole models."""
     head_lr: float | None = None
-    """Rate of heads trained by themselves."""
+    """Rate of heads trained by themselves, those of workers that join a run among them."""
     momentum: float | None = None
     """Momentum, reset in every phase."""
     weight_decay: float | None = None

@@ -67,8 +67,6 @@ def test_train_again_and_further(capsys: pytest.CaptureFixture) -> None:
         (["fedavg", "--redraw"], "--redraw"),
         (["fedavg", "--link-failure", "0.5"], "--link-failure"),
         (["local", "--weights", "lazy"], "--weights"),
-        (["fedrod", "--head-lr", "0.1"], "--head-lr"),
-        (["deprl", "--head-epochs", "0", "--head-lr", "0.1"], "--head-lr"),
     ],
 )
 def test_an_option_that_the_algorithm_does_not_look_at_is_refused(
@@ -80,7 +78,6 @@ def test_an_option_that_the_algorithm_does_not_look_at_is_refused(
 
 def test_an_option_that_says_what_the_algorithm_does_is_taken(capsys: pytest.CaptureFixture) -> None:
     _train(capsys, "dispfl", "--weights", "uniform", *SMALL, "--quiet")
-    _train(capsys, "fedrep", "--head-lr", "0.1", *SMALL, "--quiet")
     words = ["--graph", "server", "--no-redraw", "--weights", "auto", "--link-failure", "0", "--worker-failure", "0.5"]
     _train(capsys, "fedavg", *words, *SMALL, "--quiet")
 

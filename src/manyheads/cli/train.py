@@ -66,13 +66,9 @@ def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
     """Refuse options that were given for nothing; in a comparison they are there for other algorithms."""
     from manyheads.parts import exchange
 
-    algorithm = experiment.algorithm
-    unused = {name for name, used in exchange(experiment).items() if getattr(experiment, name) not in (None, used)}
-    if algorithm.head_passes == 0:
-        unused.add("head_lr")
-    for name in vars(args):
-        if name in unused:
-            raise UserError(f"{flag(name)} is not used by {algorithm.name}: leave it out.")
+    for name, used in exchange(experiment).items():
+        if name in args and getattr(experiment, name) not in (None, used):
+            raise UserError(f"{flag(name)} is not used by {experiment.algorithm.name}: leave it out.")
 
 
 def train(session: "Session", *, quiet: bool) -> None:
