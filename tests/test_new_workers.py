@@ -40,6 +40,12 @@ def lab(lab: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(**vars(lab), opened_in=opened_in)
 
 
+def test_new_workers_whose_loss_explodes_are_told_whose_rate_it_is(lab: SimpleNamespace, tmp_path: Path) -> None:
+    source = _trained(lab, tmp_path / "run", "d-psgd", head_lr=1e200, clip=0.0)
+    with pytest.raises(UserError, match=r": give the run a lower --head-lr \(now 1e\+200\), or a --clip\.$"):
+        list(join(source, NewWorkers(workers=4), lab.cpu))
+
+
 @pytest.mark.parametrize("representation", ["own", "mean"])
 def test_heads_alone_are_trained_on_what_was_learned(lab: SimpleNamespace, tmp_path: Path, representation: str) -> None:
     source = _trained(lab, tmp_path / "run")

@@ -78,7 +78,7 @@ def test_a_loss_that_is_no_number_stops_the_run(lab, tmp_path, stream):
     with pytest.raises(UserError, match=rf"worker 2 .* round 3, phase '{stream}'") as error:
         next(steps)
     assert "\n" not in str(error.value)
-    assert str(error.value).endswith(": lower --lr (now 0.1) or --clip; the checkpoint of round 2 is kept.")
+    assert ": give a lower --lr (now 0.1), or a lower --clip; the checkpoint of round 2 is kept." in str(error.value)
     assert finished == [1, 2]
     kept, _ = Checkpoints(
         runtime.out / "checkpoint", run_id=session.experiment.run_id, num_workers=4, workers=range(4)
@@ -93,11 +93,19 @@ def test_rates_that_explode_stop_the_run_before_anything_bad_is_kept(lab, tmp_pa
     experiment = lab.tiny(DPSGD(steps=1), lr=1e200, clip=0.0, rounds=3)
     runtime = dataclasses.replace(lab.cpu, out=tmp_path / "run", checkpoint_every=1)
     records: list[Record] = []
-    advice = r"lower --lr \(now 1e\+200\), or give a --clip\.$"
+    advice = r"give a lower --lr \(now 1e\+200\), or a --clip\.$"
     with pytest.raises(UserError, match=f"worker 0 is not a number in round 1, train loss: {advice}"):
         records.extend(train(experiment, runtime))
     assert not records
     assert not (runtime.out / "metrics.jsonl").exists() or not (runtime.out / "metrics.jsonl").read_text()
+
+
+def test_rates_that_the_corollary_sets_are_lowered_by_rounds(lab):
+    experiment = lab.tiny(DePRL(), schedule="corollary", rounds=4, lr=None, head_lr=None, decay=None)
+    session = lab.opened(experiment)
+    ctx = dataclasses.replace(session.ctx, engine=Poison(session.ctx.engine, worker=0, round=0, stream="body"))
+    with pytest.raises(UserError, match=r": give more --rounds, .* \(now 1 and 0\.25\), or a lower --clip\.$"):
+        list(run(dataclasses.replace(session, ctx=ctx)))
 
 
 def test_the_directory_is_taken_up_before_the_first_round_and_given_back(lab, tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.algorithms import Join
 from manyheads.algorithms.base import Log, State
 from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
@@ -51,7 +52,13 @@ def check_finite(losses: Mapping[str, Sequence[float | None]], round: int, sessi
 def _advice(session: Session) -> str:
     """What to do about rates that are too large, and what there is to go on from."""
     rates, out = session.ctx.rates, session.runtime.out
-    advice = f"lower --lr (now {rates.lr:g})" + (" or --clip" if rates.clip else ", or give a --clip")
+    if rates.schedule == "corollary":
+        advice = f"give more --rounds, which lower the corollary's rates (now {rates.lr:g} and {rates.head_lr:g})"
+    elif isinstance(session.experiment.algorithm, Join):
+        advice = f"give the run a lower --head-lr (now {rates.head_lr:g})"
+    else:
+        advice = f"give a lower --lr (now {rates.lr:g})"
+    advice += f", or a {'lower ' if rates.clip else ''}--clip"
     kept = 0 if out is None else latest_round(session.folder(out) / CHECKPOINT)
     return f"{advice}; the checkpoint of round {kept} is kept" if kept else advice
 
