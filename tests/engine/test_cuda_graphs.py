@@ -256,12 +256,13 @@ def test_two_heads_and_constants(net: str, device: str) -> None:
     sides.check(Phase("body", groups, Epochs(2), FULL, two_losses, {"bias": bias}))
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "compiled"), [("cpu", False), GPU("cuda", False), GPU("cuda", True)])
 @pytest.mark.parametrize("net", ["convolutional", "normalised"])
-def test_short_batches_of_every_length(net: str, device: str) -> None:
+def test_short_batches_of_every_length(net: str, device: str, compiled: bool) -> None:
     """Large batches are cut to a few widths; statistics are those of the true samples."""
     sizes = (33, 34, 36, 40, 49, 57, 63, 64, 65, 3)
     sides = Sides(make_model(net, torch.float64), device, precision="float64", batch_size=32, sizes=sizes, num_slots=3)
+    sides.ours.compile = compiled
     sides.check(phase_of(WHOLE, amount=Epochs(1)), rounds=1)
 
 

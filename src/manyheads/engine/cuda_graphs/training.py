@@ -66,8 +66,6 @@ class SlotTrainer:
         self.rate = torch.zeros(1, dtype=self.dtype, device=self.device)
         self.descent = Descent(Rule.of(phase), self.rate, compile=compile)
         self.losses = compiled(self._losses, compile, hashes=bool(self.keys))
-        # Padded batches of all widths share code for any number of samples.
-        self.padded_losses = compiled(self._losses, compile, hashes=bool(self.keys))
 
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
         slots = phase_slots(model, phase, kind, extras(phase, gradient=True), self.rate, lanes)
@@ -118,10 +116,10 @@ class SlotTrainer:
             x, y = self.entries.pool.take(here["rows"][: width.samples]), here["y"][: width.samples]
         with torch.enable_grad():
             if width.padded and self.compile:
+                # Short batches of all widths share code, where the net allows it.
                 for samples in (x, y):
-                    torch._dynamo.mark_dynamic(samples, 0)
-            losses = self.padded_losses if width.padded else self.losses
-            mean, total = losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
+                    torch._dynamo.maybe_mark_dynamic(samples, 0)
+            mean, total = self.losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
             leaves = [slot.leaves[name] for name in slot.moving.gradient]
             gradients = torch.autograd.grad(mean, leaves, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
