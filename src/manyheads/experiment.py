@@ -185,7 +185,7 @@ class Runtime:
     out: Path | None = None
     """Run directory. Default: runs/DATA-ALGORITHM-ID on the command line, nothing kept in Python."""
     resume: bool = False
-    """Insist that the run directory exists."""
+    """Insist that there is a run to continue."""
     data_dir: Path | None = None
     """Folder of the data sets."""
     device: str = "auto"

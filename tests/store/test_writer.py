@@ -33,9 +33,10 @@ def test_the_same_experiment_is_taken_up_again(shelf: SimpleNamespace, tmp_path:
     assert shelf.contents(tmp_path) == before
 
 
-def test_resume_insists_on_a_directory(shelf: SimpleNamespace, tmp_path: Path) -> None:
-    with shelf.refused(tmp_path, r"--resume: there is no run in .*/a\."):
-        shelf.start(tmp_path / "a", resume=True)
+def test_resume_insists_on_a_run(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    for missing in (tmp_path / "a", tmp_path):
+        with shelf.refused(tmp_path, rf"--resume: there is no run in {missing}\."):
+            shelf.start(missing, resume=True)
     assert list(tmp_path.iterdir()) == []
 
 

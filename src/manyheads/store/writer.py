@@ -50,7 +50,7 @@ class RunDirectory:
 
         ``content`` is the fingerprint of data that are named by a file, which may have changed since.
         """
-        if resume and not path.exists():
+        if resume and not (path / EXPERIMENT).exists():
             raise UserError(f"--resume: there is no run in {path}. Leave --resume out to start one.")
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: choose another --out.")
