@@ -90,7 +90,6 @@ def _parser() -> Parser:
     commands = parser.add_commands()
     for command in (train, compare, join, report, study, inspect, export, predict):
         command.add(commands)
-    parser.set_defaults(run=lambda args: parser.print_help())
     return parser
 
 

@@ -49,15 +49,15 @@ _HEADER_WIDTH = 10
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "compare",
         help="run several algorithms, options and seeds side by side",
         usage="manyheads compare ALGORITHM... [options] --out DIR",
         description="Run several algorithms, options and seeds side by side, over the cores, and report on them.",
         epilog=_EXAMPLES,
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

@@ -31,14 +31,14 @@ which net it is, what it takes and gives, which layer is the head, and how to lo
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "export",
         help="write one worker's trained net to a file",
         usage="manyheads export RUN --worker K --out FILE",
         description=_ABOUT,
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

@@ -11,7 +11,6 @@ def add(commands: Commands) -> None:
         usage="manyheads inspect COMMAND ...",
         description="Look at a graph, a split, a net's speed or memory before it is used, or at a run.",
     )
-    parser.set_defaults(run=lambda args: parser.print_help())
     inner = parser.add_commands()
     for command in (inspect_graph, inspect_data, inspect_speed, inspect_memory, inspect_run, inspect_constants):
         command.add(inner)

@@ -7,14 +7,14 @@ from manyheads.cli.parser import Commands, Parser
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "constants",
         help="smoothness and noise where a run stands, and Theorem 1 with them",
         usage="manyheads inspect constants DIR [options]",
         description="Estimate L, sigma^2 and varsigma^2 at a run's mean representation, and what they ask of rates.",
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

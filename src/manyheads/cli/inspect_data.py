@@ -15,14 +15,14 @@ _MOST_ROWS, _MOST_COLUMNS = 40, 60
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "data",
         help="sizes of the shards and the worker-by-class map of a split",
         usage="manyheads inspect data [options]",
         description="Print how a split deals a data set to the workers, and draw the worker-by-class map.",
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

@@ -9,14 +9,14 @@ _OPTIONS = ("graph", "workers", "weights", "redraw", "link_failure", "worker_fai
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "graph",
         help="degrees, spectral gap and a picture of a graph",
         usage="manyheads inspect graph [options]",
         description="Print what there is to know about a graph and its mixing weights, and draw it.",
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

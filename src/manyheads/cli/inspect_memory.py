@@ -7,14 +7,14 @@ from manyheads.errors import UserError
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "memory",
         help="memory a run takes on a GPU, and how many workers fit",
         usage="manyheads inspect memory ALGORITHM [options]",
         description="Print what a run takes of a GPU's memory before it is started; needs no GPU.",
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

@@ -10,14 +10,14 @@ from manyheads.errors import UserError, flag
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "run",
         help="what ran in a directory and where it stands",
         usage="manyheads inspect run DIR",
         description="Print what ran in a directory, with which options other than the defaults, and where it stands.",
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

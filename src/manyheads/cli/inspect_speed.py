@@ -8,14 +8,14 @@ _OPTIONS = ("data", "model", "head", "norm", "batch_size", "precision")
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "speed",
         help="seconds a mini-batch takes, for --step-seconds",
         usage="manyheads inspect speed [options]",
         description="Measure how long one core takes for a mini-batch of a net: what to give as --step-seconds.",
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

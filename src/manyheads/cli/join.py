@@ -15,14 +15,14 @@ _RUNTIME = ("out", "data_dir", "device", "engine", "threads", "eval_every", "che
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "join",
         help="let new workers use what a run has learned",
         usage="manyheads join RUN [options]",
         description=_ABOUT,
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

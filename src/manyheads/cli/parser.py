@@ -18,15 +18,21 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises UserError instead of printing its usage.
 
     ``fill`` adds the options when the parser is first used: those of most commands need torch, which takes seconds to
-    import, and the list of commands must not wait for it.
+    import, and the list of commands must not wait for it. ``run`` is what the command does; without it, show the help.
     """
 
-    def __init__(self, *, fill: Callable[["Parser"], None] | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        *,
+        fill: Callable[["Parser"], None] | None = None,
+        run: Callable[[argparse.Namespace], None] | None = None,
+        **settings: Any,
+    ) -> None:
         formatter = argparse.RawDescriptionHelpFormatter
         super().__init__(allow_abbrev=False, formatter_class=formatter, **settings)
         self._fill = fill
         self._commands: Commands = None
-        self.set_defaults(parser=self)
+        self.set_defaults(parser=self, run=run or (lambda args: self.print_help()))
 
     def add_commands(self) -> Commands:
         """Let the first word choose among commands, which are then added with ``add_parser``."""

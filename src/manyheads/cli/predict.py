@@ -25,14 +25,14 @@ load', load('cifar10').x_test holds samples as such a net takes them.
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "predict",
         help="use one worker's trained net on samples of your own",
         usage="manyheads predict RUN --worker K --data FILE [--out FILE]",
         description=_ABOUT,
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

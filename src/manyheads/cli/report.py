@@ -13,14 +13,14 @@ options, the seed, options that were run as a full grid, and what follows from t
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "report",
         help="write a page about runs: tables, pictures, CSV",
         usage="manyheads report DIR",
         description=_ABOUT,
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

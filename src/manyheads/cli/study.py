@@ -33,15 +33,15 @@ _OUT, _QUICK_OUT, _WORK = Path("results"), Path("runs", "quick"), Path("runs", "
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "study",
         help="reproduce a table or figure of the paper",
         usage="manyheads study NAME [options]",
         description="Make the runs behind a table or figure of the DePRL paper and report on them.",
         epilog=_EXAMPLES,
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:

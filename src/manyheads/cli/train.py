@@ -27,15 +27,15 @@ more rounds is continued by the same command.
 
 
 def add(commands: Commands) -> None:
-    parser = commands.add_parser(
+    commands.add_parser(
         "train",
         help="train one algorithm",
         usage="manyheads train ALGORITHM [options]",
         description="Train one algorithm, from where the run directory stops.",
         epilog=_EXAMPLES,
         fill=_add_options,
+        run=run,
     )
-    parser.set_defaults(run=run)
 
 
 def _add_options(parser: Parser) -> None:
