@@ -1,18 +1,20 @@
 """What follows from an experiment on its data and device: nothing left open, who holds what, who mixes with whom."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
+from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
 from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, is_own_file
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError, flag
-from manyheads.experiment import Experiment
+from manyheads.experiment import Experiment, flat
 from manyheads.network.meeting import local_rank
-from manyheads.recipes import Recipe, recipe_for
+from manyheads.recipes import Recipe, recipe_for, shape_for, step_seconds
 from manyheads.topology import Mixing, build_mixing
 
 
@@ -31,6 +33,19 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     if experiment.schedule == "corollary":
         _check_rates(experiment, recipe)
     return replace(experiment.complete(recipe), **changes)
+
+
+def usual_options(given: Mapping[str, Any], algorithm: type[Algorithm] = DePRL) -> dict[str, Any]:
+    """The default of every option in one table, where the data, net and batch size are those of a run's ``given``."""
+    data, model, batch_size = (given.get(name) for name in ("data", "model", "batch_size"))
+    begun = Experiment(algorithm=algorithm(), data=data if isinstance(data, str) else "")
+    usual = flat(resolve(begun, shape_for(model)).describe())
+    if batch_size is not None:
+        usual["step_seconds"] = step_seconds(model, batch_size)
+    if isinstance(data, dict) and given.get("split") == "natural":
+        # Of arrays nobody knows whether they were given by worker.
+        usual["split"] = "natural"
+    return usual
 
 
 def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:

@@ -46,6 +46,14 @@ def test_the_net_that_own_images_have_by_default_is_nothing_unusual(capsys, fini
     assert not any("--model" in line for line in _inspect(capsys, run))
 
 
+def test_arrays_of_which_workers_keep_their_own_are_nothing_unusual(capsys, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    path = run / "experiment.json"
+    text = path.read_text().replace('"data": "digits"', '"data": {"kind": "arrays"}')
+    path.write_text(text.replace('"dirichlet:0.3"', '"natural"'))
+    assert not any("--split" in line for line in _inspect(capsys, run))
+
+
 def test_a_run_of_an_algorithm_that_is_not_registered(capsys, finished: Path, tmp_path: Path) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     path = run / "experiment.json"

@@ -1,7 +1,9 @@
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from manyheads import from_workers
 from manyheads.recipes import step_seconds
 from manyheads.report.comparison import collect
 from manyheads.report.options import options_apart, own_options, shared_options
@@ -23,6 +25,7 @@ def test_what_is_not_the_default_is_marked(tmp_path: Path, write_run):
     assert "head steps" not in own
 
 
+ARRAYS = from_workers([(np.eye(6), np.arange(6) % 2)] * 2)
 OWN = {"data": "mine.npz", "model": "mlp", "lr": 0.01, "head_lr": 0.01, "rounds": 50}
 
 
@@ -33,6 +36,8 @@ OWN = {"data": "mine.npz", "model": "mlp", "lr": 0.01, "head_lr": 0.01, "rounds"
         ({**OWN, "model": "cnn"}, {"split"}),
         ({**OWN, "model": "mynet:Net", "lr": 0.1, "batch_size": 8}, {"model", "split", "lr", "batch size"}),
         ({**OWN, "data": "site-{worker}.npz", "split": "natural"}, set()),
+        ({**OWN, "data": ARRAYS, "split": "natural"}, set()),
+        ({**OWN, "data": ARRAYS, "split": "iid"}, {"split"}),
     ],
 )
 def test_own_data_have_a_recipe_and_a_split_too(tmp_path: Path, write_run, options: dict, marked: set[str]):

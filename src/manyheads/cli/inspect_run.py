@@ -55,31 +55,27 @@ def run(args: argparse.Namespace) -> None:
         lines.append(("computed with", ", ".join(f"{name} {value}" for name, value in where.items())))
     print(facts(lines))
     if records:
-        print(f"\n{summary_table(records[-1:])}")
+        print(f"\n{summary_table(records[-1])}")
 
 
 def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     """The options that are neither a default nor the data set's recipe."""
     from manyheads.algorithms import DePRL, get_algorithm
-    from manyheads.experiment import Experiment
-    from manyheads.parts import resolve
-    from manyheads.recipes import shape_for, step_seconds
+    from manyheads.experiment import flat
+    from manyheads.parts import usual_options
 
     try:
         kind = get_algorithm(description["algorithm"]["name"])
     except UserError:
         # One that is not registered: nobody knows what is usual for it.
         kind = DePRL
-    begun = Experiment(algorithm=kind(), data=str(description["data"]))
-    usual = resolve(begun, shape_for(description["model"])).describe()
-    known = {**usual, **usual["algorithm"]}
-    known["step_seconds"] = step_seconds(description["model"], description["batch_size"])
+    usual = usual_options(description, kind)
     if description["precision"] in ("float32", "tf32"):
         # The default of a CPU and that of a GPU.
-        known["precision"] = description["precision"]
-    said = ("algorithm", "name", "data", "rounds", "seed")
-    for name, value in {**description, **description["algorithm"]}.items():
-        if name not in said and value is not None and known.get(name) != value:
+        usual["precision"] = description["precision"]
+    said = ("algorithm", "data", "rounds", "seed")
+    for name, value in flat(description).items():
+        if name not in said and value is not None and usual.get(name) != value:
             yield name, value
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from manyheads.algorithms import REGISTRY
 from manyheads.experiment import Experiment, option_defaults
-from manyheads.parts import resolve
-from manyheads.recipes import Recipe, shape_for, step_seconds
+from manyheads.parts import usual_options
+from manyheads.recipes import Recipe
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 
@@ -25,17 +25,13 @@ class Option:
 def shared_options(comparison: Comparison) -> list[Option]:
     """The options of all runs, in the order of an Experiment; the data set's recipe is the default of its values."""
     shared = comparison.shared
-    data, model = shared.get("data"), shared.get("model")
-    defaults = resolve(Experiment(data=data if isinstance(data, str) else ""), shape_for(model)).describe()
-    defaults["data"] = Experiment().data
+    defaults = {**usual_options(shared), "data": Experiment().data}
     # The weights are the algorithm's to choose, the precision is the device's.
     unknown = {"weights", "precision"}
-    if data is None:
+    if "data" not in shared:
         # Each data set has a recipe of its own.
         unknown |= {spec.name for spec in fields(Recipe)}
-    if model is not None and "batch_size" in shared:
-        defaults["step_seconds"] = step_seconds(model, shared["batch_size"])
-    else:
+    if not {"model", "batch_size"} <= shared.keys():
         unknown |= {"step_seconds"}
     return _options(shared, {name: value for name, value in defaults.items() if name not in unknown}, defaults)
 
