@@ -6,6 +6,7 @@ import time
 from dataclasses import MISSING, fields
 
 import pytest
+import rich
 
 from manyheads import terminal
 from manyheads.record import Record
@@ -51,18 +52,22 @@ def test_facts_and_table_align() -> None:
     assert lines == ["x", "───  ────", "row     1", "r    1000"]
 
 
-def test_summary_table() -> None:
-    table = terminal.summary_table([_record(50).metrics(), _record(50, consensus_error=None).metrics()])
-    first, second = table.splitlines()[-2:]
+def test_summary_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = terminal.summary_table(_record(50).metrics())
     cells = ["deprl", "91.2 % ± 3.4", "80.0 %", "90.0 %", "40.0 %", "0.0123", "1.2 MB", "1:23 min"]
-    assert re.split(r"\s{2,}", first) == cells
-    assert "–" in second
+    assert re.split(r"\s{2,}", table.splitlines()[-1]) == cells
+    assert "–" in terminal.summary_table(_record(50, consensus_error=None).metrics())
     assert max(map(len, table.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = [re.split(r"\s{2,}", line) for line in terminal.summary_table(_record(50).metrics()).splitlines()]
+    assert [value for _, value in narrow] == cells
+    assert narrow[2][0] == "worst tenth"
 
 
 def test_a_regression_has_no_percentages() -> None:
     values = _record(3, majority_floor=None, accuracy_mean=-0.1234567).metrics()
-    table = terminal.summary_table([values])
+    table = terminal.summary_table(values)
     assert "%" not in table and "accuracy" not in table and "score" in table
     assert terminal.summary_line({**values, "rounds": 3}).startswith("deprl: score -0.1235, ")
 
@@ -112,6 +117,19 @@ def test_bar(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> 
     assert "accuracy 91.2 %" in out
     # A round may take minutes: the clock shows that it goes on.
     assert "0:00:00" in out
+
+
+def test_a_narrow_bar_says_all_in_two_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "50")
+    # A console keeps the width that it began with.
+    monkeypatch.setattr(rich, "_console", None)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    list(terminal.follow(_steps(40), 40, []))
+    *_, first, second = (line for line in capsys.readouterr().out.splitlines() if "accuracy" in line or "left" in line)
+    assert "━ 40/40 0:00:00 accuracy 91.2 %  loss 0.500" in first
+    assert second.rstrip().endswith("rounds/s  0.0 s left") and "…" not in first + second
 
 
 def test_waiting_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What a person sees of a run in the terminal: progress while it goes on, facts and tables when it is done."""
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,9 @@ from manyheads.rounds import Step
 
 _PATIENCE_SECONDS = 2.0
 """How long a person waits without asking what is going on, and the shortest time between two lines."""
+
+_WIDE = 80
+"""Letters in a line that hold a bar and all that is said beside it."""
 
 
 def follow(steps: Iterable[Step], rounds: int, notes: Sequence[str], *, quiet: bool = False) -> Iterator[Step]:
@@ -77,32 +81,29 @@ def facts(lines: Iterable[tuple[str, str]]) -> str:
     return "\n".join(f"{label:<{width}}  {value}" for label, value in pairs)
 
 
-def summary_table(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """The outcome of one run a row, from its last record or summary."""
-    header = [
-        ("", "algorithm"),
-        ("", score_name(summaries[0])),
-        ("worst", "tenth"),
-        ("before", "mixing"),
-        ("majority", "floor"),
-        ("consensus", "error"),
-        ("sent per", "worker"),
-        ("", "time"),
-    ]
-    body = [
-        (
-            str(values["algorithm"]),
-            f"{score(values, 'accuracy_mean')} ± {score(values, 'accuracy_std').removesuffix(' %')}",
-            score(values, "accuracy_worst10"),
-            score(values, "accuracy_before_mixing"),
-            score(values, "majority_floor"),
-            "–" if values["consensus_error"] is None else f"{values['consensus_error']:.3g}",
-            human_bytes(values["bytes_sent_per_worker"]),
-            human_seconds(values["seconds"]),
-        )
-        for values in summaries
-    ]
-    return table([tuple(line) for line in zip(*header, strict=True)], body)
+def columns() -> int:
+    """Letters in a line of the terminal, or $COLUMNS; into a pipe or file without it goes whatever there is."""
+    return shutil.get_terminal_size((sys.maxsize, 0)).columns
+
+
+def summary_table(values: Mapping[str, Any]) -> str:
+    """The outcome of a run, from its last record or summary: as a row or, where that is too wide, line by line."""
+    cells = {
+        ("", "algorithm"): str(values["algorithm"]),
+        ("", score_name(values)): (
+            f"{score(values, 'accuracy_mean')} ± {score(values, 'accuracy_std').removesuffix(' %')}"
+        ),
+        ("worst", "tenth"): score(values, "accuracy_worst10"),
+        ("before", "mixing"): score(values, "accuracy_before_mixing"),
+        ("majority", "floor"): score(values, "majority_floor"),
+        ("consensus", "error"): "–" if values["consensus_error"] is None else f"{values['consensus_error']:.3g}",
+        ("sent per", "worker"): human_bytes(values["bytes_sent_per_worker"]),
+        ("", "time"): human_seconds(values["seconds"]),
+    }
+    text = table([*zip(*cells, strict=True)], [[*cells.values()]])
+    if max(map(len, text.splitlines())) <= columns():
+        return text
+    return facts((" ".join(title).strip(), value) for title, value in cells.items())
 
 
 def rounds(count: int) -> str:
@@ -172,8 +173,8 @@ class _Pace:
         self.first: int | None = None
         self.score = ""
 
-    def after(self, step: Step) -> str:
-        """Rate, time left, score and loss in words."""
+    def after(self, step: Step, between: str = "  ") -> str:
+        """Score and loss in words, and rate and time left."""
         if self.first is None:
             self.first = step.round - 1
         if step.record is not None:
@@ -182,7 +183,7 @@ class _Pace:
         each = (time.monotonic() - self.began) / (step.round - self.first)
         rate = f"{1 / each:.1f} rounds/s" if each < 1 else f"{human_seconds(each)}/round"
         left = f"{human_seconds(each * (self.rounds - step.round))} left"
-        return "  ".join(part for part in (self.score, f"loss {step.loss:.3f}", rate, left) if part)
+        return f"{self.score}{'  ' * bool(self.score)}loss {step.loss:.3f}{between}{rate}  {left}"
 
 
 class _Notes:
@@ -213,18 +214,19 @@ def _with_lines(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Ite
 def _with_bar(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Iterator[Step]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (
+    parts = (
         BarColumn(bar_width=None, complete_style="cyan"),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
     )
-    with Progress(*columns, expand=True) as bar:
+    with Progress(*parts, expand=True) as bar:
+        between = "  " if bar.console.width >= _WIDE else "\n"
         task, pace = bar.add_task("training", total=rounds), _Pace(rounds)
         news = _Notes(notes, partial(bar.console.print, markup=False, highlight=False))
         news.tell()
         for step in steps:
             news.tell()
-            bar.update(task, completed=step.round, description=pace.after(step))
+            bar.update(task, completed=step.round, description=pace.after(step, between))
             yield step
         news.tell()

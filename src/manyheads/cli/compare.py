@@ -1,7 +1,6 @@
 """``manyheads compare``: several algorithms, options and seeds on the same data, side by side, and who is ahead."""
 
 import argparse
-import shutil
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -134,9 +133,7 @@ def _conclude(
             raise
     else:
         print()
-        # That of the terminal, or of $COLUMNS; into a pipe or file without it goes the whole table.
-        width = shutil.get_terminal_size((sys.maxsize, 0)).columns
-        print(*tuning_tables(tuned, comparison), result_table(comparison, width), page, sep="\n\n")
+        print(*tuning_tables(tuned, comparison), result_table(comparison, terminal.columns()), page, sep="\n\n")
     if failed:
         reason = next(iter(failed.values())).error
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")

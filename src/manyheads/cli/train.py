@@ -97,7 +97,7 @@ def train(session: "Session", *, quiet: bool) -> None:
     folder = session.folder(out)
     summary = Run.open(folder).summary()
     assert summary is not None, "a run that ends has a summary"
-    print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table([summary])}\n")
+    print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table(summary)}\n")
     accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
         more = "--head-epochs" if session.experiment.algorithm.name == "join" else "--rounds, or a larger --lr"
