@@ -190,3 +190,10 @@ def test_a_reader_that_leaves() -> None:
     done = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (cli.BROKEN_PIPE, b"")
+
+
+def test_nowhere_to_print_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python has it when the standard output is closed."""
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["study", "--list"]) == 0
+    sys.stdout.close()

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if _among_others():
         # torch would tell of every connection that is lost in a page of addresses.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if _rank() > 0:
+    if _rank() > 0 or sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
