@@ -66,6 +66,21 @@ class Step:
     """[A, ...] each."""
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a method of doing such steps works with."""
+
+    model: Split
+    phase: Phase
+    moving: Rows
+    frozen: Rows
+    rate: Tensor
+    layers: Mapping[str, int]
+    """Numbers of the dropout layers."""
+    precision: Precision
+    compile: bool
+
+
 class StackedTrainer:
     """The recordings of one kind of phase for up to ``num_rows`` workers at once.
 
@@ -105,7 +120,7 @@ class StackedTrainer:
         self.rate = torch.zeros(1, dtype=dtype, device=self.device)
         self.sums = torch.zeros(num_rows, dtype=dtype, device=self.device)
         method = _Chain if chained else _Vmapped
-        self.method = method(model, phase, self.moving, self.frozen, self.rate, layers, precision, compile)
+        self.method = method(Setting(model, phase, self.moving, self.frozen, self.rate, layers, precision, compile))
         self.sizes = sorted({max(min(_FEWEST, num_rows), round(num_rows * share)) for share in _SHARES})
         self.recordings: dict[int, Replay] = {}
 
@@ -168,26 +183,14 @@ class StackedTrainer:
 class _Chain:
     """Backward rules written by hand, as on the CPU; every layer's gradient is used up as it is made."""
 
-    def __init__(
-        self,
-        model: Split,
-        phase: Phase,
-        moving: Rows,
-        frozen: Rows,
-        rate: Tensor,
-        layers: Mapping[str, int],
-        precision: Precision,
-        compile: bool,
-    ) -> None:
-        self.phase, self.rate, self.precision = phase, rate, precision
-        self.chain = Chain(model, phase, {**frozen.compute, **moving.compute}, layers)
-        self.part_of = {name: part for part in moving.parts for name in part.layout.shapes}
-        self.dtype, device = rate.dtype, rate.device
+    def __init__(self, at: Setting) -> None:
+        self.phase, self.rate, self.precision, self.dtype = at.phase, at.rate, at.precision, at.rate.dtype
+        self.chain = Chain(at.model, at.phase, {**at.frozen.compute, **at.moving.compute}, at.layers)
+        self.part_of = {name: part for part in at.moving.parts for name in part.layout.shapes}
         # The first number of workers gets code for its size, all others share code for any.
-        self.gradients = compiled(self._gradients, compile, dynamic=None)
-        self.update = layer_update(
-            Rule.of(phase), device, self.dtype, triton=compile, tensor_cores=precision.tensor_cores
-        )
+        self.gradients = compiled(self._gradients, at.compile, dynamic=None)
+        rule, cores = Rule.of(at.phase), at.precision.tensor_cores
+        self.update = layer_update(rule, at.rate.device, self.dtype, triton=at.compile, tensor_cores=cores)
 
     def step(self, step: Step) -> Tensor:
         factors, gradients, clip, sums = self.gradients(
@@ -236,21 +239,11 @@ class _Chain:
 class _Vmapped:
     """Any other net without randomness of its own, through torch.func's vmap."""
 
-    def __init__(
-        self,
-        model: Split,
-        phase: Phase,
-        moving: Rows,
-        frozen: Rows,
-        rate: Tensor,
-        layers: Mapping[str, int],
-        precision: Precision,
-        compile: bool,
-    ) -> None:
-        self.net, self.phase, self.precision = Outputs(model), phase, precision
-        self.moving, self.frozen = moving, frozen
-        self.keys, self.dtype = {name: layers[name] for name in dropouts(model)}, rate.dtype
-        self.descent = Descent(Rule.of(phase), rate, compile=compile)
+    def __init__(self, at: Setting) -> None:
+        self.net, self.phase, self.precision = Outputs(at.model), at.phase, at.precision
+        self.moving, self.frozen = at.moving, at.frozen
+        self.keys, self.dtype = {name: at.layers[name] for name in dropouts(at.model)}, at.rate.dtype
+        self.descent = Descent(Rule.of(at.phase), at.rate, compile=at.compile)
 
     def step(self, step: Step) -> Tensor:
         active, size = step.x.shape[:2]
