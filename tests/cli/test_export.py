@@ -133,3 +133,11 @@ def test_mistakes(words: list[str], said: str, capsys: pytest.CaptureFixture, fi
     assert main(["export", str(finished), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+
+
+def test_the_runs_own_files_are_not_written_over(capsys: pytest.CaptureFixture, finished: Path) -> None:
+    path = finished / "models.safetensors"
+    before = path.read_bytes()
+    assert main(["export", str(finished), "--worker", "1", "--out", str(path)]) == 2
+    assert "models.safetensors is a file of the run itself: give another name." in capsys.readouterr().err
+    assert path.read_bytes() == before

@@ -88,6 +88,14 @@ def test_only_npz_is_written(capsys: pytest.CaptureFixture, finished: Path, tmp_
     assert "give a name ending in .npz." in capsys.readouterr().err
 
 
+def test_the_samples_are_not_written_over(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((2, 1, 8, 8)))
+    before = (tmp_path / "x.npz").read_bytes()
+    assert _predict(finished, tmp_path / "x.npz", "--out", str(tmp_path / "." / "x.npz")) == 2
+    assert "x.npz holds the samples: give another name." in capsys.readouterr().err
+    assert (tmp_path / "x.npz").read_bytes() == before
+
+
 def test_no_file(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
     assert _predict(finished, tmp_path / "absent.npz") == 2
     assert "absent.npz: give the path" in capsys.readouterr().err

@@ -52,10 +52,12 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from manyheads.files import write_tensors
     from manyheads.store import Run
-    from manyheads.store.layout import EXPERIMENT, read_description
+    from manyheads.store.layout import CONSTANTS, EXPERIMENT, MODELS, PARTITION, SIMILARITY, read_description
 
     if args.out.suffix != ".safetensors":
         raise UserError(f"--out {args.out}: the file is of the safetensors format: give a name ending in .safetensors.")
+    if args.out.resolve() in [args.directory.resolve() / name for name in (CONSTANTS, MODELS, PARTITION, SIMILARITY)]:
+        raise UserError(f"--out {args.out} is a file of the run itself: give another name.")
     run = Run.open(args.directory)
     net, summary = run.model(args.worker), run.summary()
     # As it stands: arrays and a loss that only Python can give are not needed.

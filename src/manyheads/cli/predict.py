@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> None:
 
     if args.out is not None and args.out.suffix != ".npz":
         raise UserError(f"--out {args.out}: the file is of the npz format: give a name ending in .npz.")
+    if args.out is not None and args.out.resolve() == args.data.resolve():
+        raise UserError(f"--out {args.out} holds the samples: give another name.")
     run = Run.open(args.directory)
     net, summary = run.model(args.worker), run.summary()
     if summary is not None and summary["majority_floor"] is None:
