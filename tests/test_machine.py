@@ -1,11 +1,11 @@
-"""What a process may use of its machine."""
+"""What a process may use of its machine, and its place among others."""
 
 import os
 import sys
 
 import pytest
 
-from manyheads.machine import cores
+from manyheads.machine import cores, local_rank, rank, started_together
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which cores a process may use")
@@ -17,3 +17,21 @@ def test_only_cores_that_a_process_may_use_are_counted():
         assert cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+@pytest.mark.parametrize(
+    ("count", "number", "found"),
+    [
+        (None, None, (False, 0)),
+        ("1", "3", (False, 0)),
+        ("4", "3", (True, 3)),
+        ("4", None, (True, 0)),
+        ("4", "x", (True, 0)),
+    ],
+)
+def test_the_place_among_others_is_what_torchrun_says(monkeypatch, count: str | None, number: str | None, found):
+    for name, value in (("WORLD_SIZE", count), ("RANK", number), ("LOCAL_RANK", number)):
+        monkeypatch.delenv(name, raising=False)
+        if value is not None:
+            monkeypatch.setenv(name, value)
+    assert (started_together(), rank()) == (started_together(), local_rank()) == found

@@ -13,7 +13,7 @@ from manyheads.data import Dataset, Federation, federate, is_own_file
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
-from manyheads.network.meeting import local_rank
+from manyheads.machine import local_rank
 from manyheads.recipes import Recipe, recipe_for, shape_for, step_seconds
 from manyheads.topology import Mixing, build_mixing
 

@@ -10,6 +10,7 @@ from manyheads import __version__
 from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
 from manyheads.errors import Passing, UserError, one_line
+from manyheads.machine import rank, started_together
 from manyheads.network.restarts import give_up
 
 _EXAMPLES = """\
@@ -34,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without Unicode gets question marks, not a traceback.
         sys.stdout.reconfigure(errors="replace")
-    if _among_others():
+    if started_together():
         # torch would tell of every connection that is lost in a page of addresses.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    if _rank() > 0 or sys.stdout is None:
+    if rank() > 0 or sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
         status = _run(sys.argv[1:] if argv is None else argv)
@@ -71,7 +72,7 @@ def _run(argv: Sequence[str]) -> int:
         args = _parser().parse(argv)
     except SystemExit as stop:  # after --help and --version
         return int(stop.code or 0)
-    if _among_others() and args.run is not train.run:
+    if started_together() and args.run is not train.run:
         raise UserError("several processes are for manyheads train: start this command without torchrun.")
     # The nets of ``--model package.module:factory`` may lie where the user stands, as they may for ``python -m``.
     sys.path.append(str(Path.cwd()))
@@ -100,29 +101,18 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError)
 
 
-def _among_others() -> bool:
-    """Whether torchrun has started this process beside others."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
-
-
-def _rank() -> int:
-    """This process's number among several: only the first prints."""
-    given = os.environ.get("RANK", "0") if _among_others() else "0"
-    return int(given) if given.isdecimal() else 0
-
-
 def _fail(message: str, status: int = 2) -> int:
     return _show(_to_show(_line(message)), status)
 
 
 def _line(message: str) -> str:
-    who = f"manyheads (process {rank}):" if (rank := _rank()) else "manyheads:"
+    who = f"manyheads (process {number}):" if (number := rank()) else "manyheads:"
     return one_line(f"{who} {message}")
 
 
 def _to_show(line: str) -> str | None:
     """What to show of a failure: of several processes, one of each machine shows the line of the first that failed."""
-    if not _among_others():
+    if not started_together():
         return line
     from manyheads.network.meeting import failure
 

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import terminal
     from manyheads.cli.options import experiments, given
     from manyheads.experiment import Runtime
-    from manyheads.network.meeting import local_rank
+    from manyheads.machine import local_rank
     from manyheads.session import open_session
 
     (experiment,) = experiments(args)

@@ -12,22 +12,12 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import Passing, UserError
+from manyheads.machine import local_rank, started_together
 from manyheads.network.processes import POLL_SECONDS, Processes, ask, named
 
 _joined: Processes | None = None
 _looking = False
 """Whether this process has come to look for process 0."""
-
-
-def started_together() -> bool:
-    """Whether torchrun, or whoever sets the same environment, has started this process beside others."""
-    return os.environ.get("WORLD_SIZE", "1") != "1"
-
-
-def local_rank() -> int:
-    """The rank among the processes on this host."""
-    given = os.environ.get("LOCAL_RANK", "0") if started_together() else "0"
-    return int(given) if given.isdecimal() else 0
 
 
 def join(timeout: float, device: torch.device) -> Processes:
