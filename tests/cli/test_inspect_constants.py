@@ -21,13 +21,13 @@ def trained(tmp_path: Path, capsys: pytest.CaptureFixture):
 
 
 def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None:
-    assert main(["inspect", "constants", str(trained("deprl"))]) == 0
+    assert main(["inspect", "constants", str(trained("deprl", "--head-epochs", "3"))]) == 0
     found = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
     assert found["after round"].strip() == "1"
     smoothness = [float(word) for word in found["L"].split() if word[0].isdigit()]
     assert len(smoothness) == 2 and min(smoothness) > 0
-    # The theorem is asked with what was measured, not with L = 1.
-    assert f"L = {max(smoothness):.3g}, tau = 2" in found["theorem 1"]
+    # The theorem is asked with what was measured and run, not with L = 1 and the paper's tau.
+    assert f"L = {max(smoothness):.3g}, tau = 3" in found["theorem 1"]
     assert all(float(found[name].split()[0].rstrip(":")) > 0 for name in ("sigma^2", "varsigma^2"))
 
 

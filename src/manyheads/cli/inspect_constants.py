@@ -71,5 +71,6 @@ def run(args: argparse.Namespace) -> None:
         ("rates", f"{now[0]:.3g} for the representation, {now[1]:.3g} for the heads"),
     ]
     if session.experiment.graph not in ("server", "none"):
-        lines += theorem_constants(session.mixing, lipschitz=max(largest.values()))
+        tau = max(1, session.experiment.algorithm.head_passes)
+        lines += theorem_constants(session.mixing, lipschitz=max(largest.values()), tau=tau)
     print(terminal.facts(lines))
