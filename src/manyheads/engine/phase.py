@@ -53,7 +53,7 @@ class Phase:
     stream: str
     """Names the random stream: ``head`` for head phases, ``body`` for every other."""
     update: frozenset[str]
-    """The groups that move. All others are frozen, and BatchNorm statistics move only with the representation."""
+    """The groups that move, each with the BatchNorm statistics in it. All others are frozen."""
     amount: Epochs | Steps
     optimizer: SGD
     objective: Objective
