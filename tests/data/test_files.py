@@ -4,6 +4,7 @@ import socket
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -118,6 +119,24 @@ def test_without_a_network_one_line_says_what_to_put_where(home: Path, monkeypat
     assert f"(or set.tar.gz into {home / 'data'})" in message
     assert "Name or service not known" in message and "\n" not in message
     assert list(home.iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError(104, "Connection reset by peer")])
+def test_a_network_that_fails_on_the_way_is_not_taken_for_the_disk(
+    home: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    class Failing(io.BytesIO):
+        headers: ClassVar = {"Content-Length": "9"}
+
+        def read(self, size: int | None = -1) -> bytes:
+            if not (content := super().read(size)):
+                raise error
+            return content
+
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Failing(b"half"))
+    with pytest.raises(UserError, match=rf"could not be downloaded \(.*{error.strerror or error}\): put"):
+        files.obtain("set", [archive_layout(home / "official")], home / "data", None)
+    assert leftovers(home / "data") == []
 
 
 def test_a_download_is_cut_off_at_the_size_limit(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 
 import numpy as np
@@ -165,7 +165,7 @@ def _fetch(download: Download, layout: Layout, place: Path, progress: Progress |
         replacing(_in_folder(target)) as file,
     ):
         length = source.headers.get("Content-Length")
-        while (chunk := source.read(_CHUNK)) and done <= _MAX_DOWNLOAD:
+        while (chunk := _received(source)) and done <= _MAX_DOWNLOAD:
             file.write(chunk)
             digest.update(chunk)
             done += len(chunk)
@@ -179,3 +179,11 @@ def _fetch(download: Download, layout: Layout, place: Path, progress: Progress |
     if download.is_archive:
         unpack(target, place, layout.md5.keys())
         target.unlink()
+
+
+def _received(source: HTTPResponse) -> bytes:
+    """The next bytes; what the network does wrong is not to be taken for the disk."""
+    try:
+        return source.read(_CHUNK)
+    except OSError as error:
+        raise HTTPException(str(error)) from error
