@@ -27,7 +27,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from manyheads.errors import Passing, UserError
-from manyheads.files import disk_errors, sha256, write_atomically, write_tensors
+from manyheads.files import make_folder, sha256, write_atomically, write_tensors
 from manyheads.tree import Buffers, Params
 
 _KEPT = 2
@@ -114,8 +114,7 @@ class Checkpoints:
         """
         if self.rank == 0:
             self._refuse_another_run()
-            with disk_errors(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             write_atomically(self.folder / "generation", self.generation.encode())
         elif not self._shows(self._owns):
             raise UserError(
@@ -129,8 +128,7 @@ class Checkpoints:
         """Write this process's part of a checkpoint; when all have returned from it, rank 0 calls ``complete``."""
         self._check_generation()
         place = _place(self.folder, snapshot.round)
-        with disk_errors(place):
-            place.mkdir(parents=True, exist_ok=True)
+        make_folder(place)
         first, stop = self.workers.start, self.workers.stop
         name = f"rows-{first:05d}-{stop - 1:05d}.safetensors"
         digest = write_tensors(place / name, *_pack(snapshot))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.errors import UserError
-from manyheads.files import disk_errors, replacing
+from manyheads.files import disk_errors, make_folder, replacing
 from manyheads.randomness import generator
 
 if TYPE_CHECKING:
@@ -147,7 +147,6 @@ def _save(figure: "Figure", out: Path) -> None:
     check_name(out)
     # Without a date the same picture is the same file.
     metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix)
-    with disk_errors(out):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(out) as file:
-            figure.savefig(file, format=out.suffix[1:], metadata=metadata)
+    make_folder(out.parent)
+    with disk_errors(out), replacing(out) as file:
+        figure.savefig(file, format=out.suffix[1:], metadata=metadata)

@@ -64,6 +64,12 @@ def disk_errors(path: Path) -> Iterator[None]:
         raise Passing(f"cannot write {path}: {reason}. Mend that and start again, or write elsewhere.") from None
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those it lies in, unless it is there."""
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
 @contextmanager
 def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Keep other processes out of a folder for the length of the block. A process that is killed keeps nobody out.

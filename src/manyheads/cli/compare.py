@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import experiments, given
     from manyheads.compare import distinct, plan
     from manyheads.experiment import Runtime
-    from manyheads.files import disk_errors, locked
+    from manyheads.files import locked, make_folder
     from manyheads.tune import FACTORS, tunings, with_rates
 
     runtime = Runtime(**given(args, Runtime))
@@ -105,8 +105,7 @@ def run(args: argparse.Namespace) -> None:
         wanted = distinct(asked, runtime)
     jobs = plan(wanted, folder)
     tuned = [] if args.tune is None else tunings(wanted, args.tune or FACTORS, folder)
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder):
         failed = {}
         if tuned:

@@ -76,7 +76,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.files import disk_errors, locked
+    from manyheads.files import locked, make_folder
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, TITLE
     from manyheads.studies.records import Records
@@ -94,8 +94,7 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(_plan(trials, Records(folder), args))
         return
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     with locked(folder):
         errors = {} if args.report else _run(trials, folder, args)
         _report(args.name, size, folder)
@@ -143,12 +142,11 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
 def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """Make the runs that are not recorded; why some failed, by name."""
     from manyheads.cli.board import follow
-    from manyheads.files import disk_errors
+    from manyheads.files import make_folder
     from manyheads.studies.records import Records
     from manyheads.studies.runner import Runner, as_jobs
 
-    with disk_errors(args.work):
-        args.work.mkdir(parents=True, exist_ok=True)
+    make_folder(args.work)
     runtime, records = _runtime(args), Records(folder)
     missing = [trial for trial in trials if not records.have(trial)]
     if not args.quiet:

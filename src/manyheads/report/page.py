@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import manyheads
-from manyheads.files import disk_errors, write_atomically
+from manyheads.files import make_folder, write_atomically
 from manyheads.report import findings, mixing, options, rates, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
 from manyheads.report.comparison import Comparison, shown, words
@@ -44,8 +44,7 @@ def write(comparison: Comparison) -> Path:
         files[f"figures/{picture.name}.png"] = picture.png
     for name, content in {**files, NAME: page.encode()}.items():
         path = comparison.folder / name
-        with disk_errors(path):
-            path.parent.mkdir(exist_ok=True)
+        make_folder(path.parent)
         write_atomically(path, content)
     return comparison.folder / NAME
 

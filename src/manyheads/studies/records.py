@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import safe_open
 
 from manyheads.errors import UserError
-from manyheads.files import disk_errors, replacing, to_json, write_atomically
+from manyheads.files import disk_errors, make_folder, replacing, to_json, write_atomically
 from manyheads.report.collect import Finished, find_runs
 from manyheads.store import Run
 from manyheads.store.layout import (
@@ -93,13 +93,16 @@ class Records:
 
     def pack(self, archive: Path, trials: Iterable[Trial]) -> None:
         """Write some records into one zip file, whole or not at all."""
-        with disk_errors(archive):
-            archive.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(archive) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed:
-                for trial in trials:
-                    for path in sorted(self.path(trial).iterdir()):
-                        if path.name in _FILES:
-                            packed.write(path, f"{trial.name}/{path.name}")
+        make_folder(archive.parent)
+        with (
+            disk_errors(archive),
+            replacing(archive) as file,
+            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed,
+        ):
+            for trial in trials:
+                for path in sorted(self.path(trial).iterdir()):
+                    if path.name in _FILES:
+                        packed.write(path, f"{trial.name}/{path.name}")
 
     def unpack(self, archive: Path) -> list[str]:
         """Take the records of a zip file over; gives their names."""
@@ -129,8 +132,8 @@ class Records:
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a record in the place of any before it; from the first change to the last there is no summary."""
+    make_folder(folder)
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
         for name in reversed(_FILES):
             (folder / name).unlink(missing_ok=True)
     for name in _FILES:

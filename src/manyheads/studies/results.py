@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.algorithms import REGISTRY
-from manyheads.files import disk_errors, write_atomically
+from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
 from manyheads.report.drawing import Picture
 from manyheads.report.numbers import Stat, at_end, number
@@ -55,8 +55,7 @@ class Report:
     def write(self, folder: Path) -> Path:
         """Write ``NAME.md`` and the files beside it; gives the page."""
         page = folder / f"{self.name}.md"
-        with disk_errors(page):
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         for name, content in self.files.items():
             write_atomically(folder / name, content)
         write_atomically(page, ("\n\n".join([f"# {self.title}", *self.parts]) + "\n").encode())
