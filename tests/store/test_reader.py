@@ -36,6 +36,13 @@ def test_what_is_no_run_cannot_be_opened(shelf: SimpleNamespace, tmp_path: Path)
             Run.open(path)
 
 
+def test_the_folder_of_a_site_names_its_runs(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    for site in ("site-4", "site-0"):
+        shelf.start(tmp_path / site)
+    with shelf.refused(tmp_path, "is no run directory .*: give one of those in it, site-0, site-4"):
+        Run.open(tmp_path)
+
+
 def test_the_state_is_that_of_the_newest_good_checkpoint(shelf: SimpleNamespace, tmp_path: Path) -> None:
     shelf.start(tmp_path)
     run = Run.open(tmp_path)

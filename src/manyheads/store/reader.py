@@ -50,7 +50,9 @@ class Run:
         try:
             return Run(path, (path / EXPERIMENT).read_text(), objects)
         except (OSError, UnicodeDecodeError):
-            raise UserError(f"{path} is no run directory (no {EXPERIMENT} in it): give the --out of a run.") from None
+            sites = ", ".join(sorted(site.parent.name for site in path.glob(f"site-*/{EXPERIMENT}")))
+            there = f"one of those in it, {sites}" if sites else "the --out of a run"
+            raise UserError(f"{path} is no run directory (no {EXPERIMENT} in it): give {there}.") from None
 
     @cached_property
     def experiment(self) -> Experiment:
