@@ -26,6 +26,13 @@ def test_a_few_systems_are_named_in_the_title_and_many_below_it(tmp_path: Path, 
     )
 
 
+def test_systems_with_commas_of_their_own_are_told_apart(tmp_path: Path, write_run):
+    for epochs in (2, 10):
+        write_run(tmp_path / f"{epochs}", "deprl", {"head_epochs": epochs})
+    write_run(tmp_path / "local", "local")
+    assert title(collect(tmp_path)) == "DePRL, head epochs 2; DePRL, head epochs 10; Local on digits"
+
+
 def test_who_names_classes_in_an_order_of_its_own_is_said(tmp_path: Path, write_run):
     write_run(tmp_path / "run", relabel=True)
     assert "every worker naming the classes in its own order" in conditions(collect(tmp_path))

@@ -83,4 +83,7 @@ def _lead(comparison: Comparison, setting: int, best: int) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
+    if any("," in name for name in names):
+        # As systems have that differ in several options.
+        return "; ".join(names)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
