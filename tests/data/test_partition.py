@@ -141,6 +141,14 @@ def test_a_full_worker_gets_no_further_class(toy: Make) -> None:
     assert counts[counts.cumsum(0) - counts >= 200].sum() > 0
 
 
+def test_a_worker_is_full_with_exactly_its_even_part(toy: Make) -> None:
+    """The first class goes to one of the two whole, which is half of all."""
+    data = toy([60, 30, 30], [1, 1, 1])
+    for seed in range(20):
+        owner = draw_partition(data, Dirichlet(1e-6), 2, seed=seed).owner
+        assert np.bincount(owner).tolist() == [60, 60]
+
+
 def test_a_hopeless_draw_is_topped_up_and_says_so(toy: Make) -> None:
     """Five classes over 128 workers at 0.1, the case in which a plain redraw loop never ends."""
     data = toy([5460] * 5, [1000] * 5)
