@@ -60,7 +60,7 @@ class Traffic:
 def links(matrix: Rows) -> tuple[np.ndarray, np.ndarray]:
     """Senders and receivers of every message that mixing by P takes, [links] each."""
     receivers = matrix.receivers
-    crossed = (receivers != matrix.columns) & (matrix.weights != 0)
+    crossed = receivers != matrix.columns
     return matrix.columns[crossed], receivers[crossed]
 
 
