@@ -52,10 +52,14 @@ def test_an_algorithm_without_neighbours_belongs_to_every_graph(tmp_path: Path, 
     assert len(comparison.runs) == 4
 
 
-def test_weights_that_are_each_algorithms_own_default_agree(tmp_path: Path, write_run):
-    write_run(tmp_path / "a", "deprl")
+def test_an_algorithm_that_looks_at_no_weights_belongs_to_any(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl", weights="lazy")
     write_run(tmp_path / "b", "dispfl")
     assert collect(tmp_path).grid == ()
+    write_run(tmp_path / "c", "deprl")
+    comparison = collect(tmp_path)
+    assert comparison.grid == ("weights",)
+    assert comparison.cells[1, 0] == comparison.cells[1, 1]
 
 
 def test_an_algorithm_of_ones_own_stands_beside_the_others(tmp_path: Path, write_run):

@@ -192,21 +192,14 @@ def slugs(labels: Iterable[str]) -> list[str]:
 
 def _open(run: Finished, name: str) -> bool:
     """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
+    if name == "weights" and run.algorithm in REGISTRY and REGISTRY[run.algorithm].row_stochastic:
+        return True
     return name in _GRAPH_OPTIONS and not run.on_graph
-
-
-def _value(run: Finished, name: str) -> Any:
-    """A run's value of an option; None for the mixing weights that its algorithm takes by default."""
-    value = run.options.get(name)
-    if name != "weights":
-        return value
-    row_stochastic = run.algorithm in REGISTRY and REGISTRY[run.algorithm].row_stochastic
-    return None if value == ("uniform" if row_stochastic else "metropolis") else value
 
 
 def _values(runs: Iterable[Finished], name: str) -> list[Any]:
     """The different values of an option among the runs that look at it, numbers in their order."""
-    values = [_value(run, name) for run in runs if not _open(run, name)]
+    values = [run.options.get(name) for run in runs if not _open(run, name)]
     return sorted({json.dumps(value): value for value in values}.values(), key=_natural)
 
 
@@ -230,7 +223,7 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
     for algorithm in dict.fromkeys(run.algorithm for run in runs):
         mine = [run for run in runs if run.algorithm == algorithm]
         looked_at = [name for name in names if not all(_open(run, name) for run in mine)]
-        have = {json.dumps([_value(run, name) for name in looked_at]) for run in mine}
+        have = {json.dumps([run.options.get(name) for name in looked_at]) for run in mine}
         for point in itertools.product(*(values[name] for name in looked_at)):
             if json.dumps(point) not in have:
                 # An option of which the algorithm lacks a value; if there is none, only their combination is missing.
@@ -269,4 +262,4 @@ def _is(run: Finished, system: System) -> bool:
 
 
 def _belongs(run: Finished, setting: Setting) -> bool:
-    return all(_open(run, name) or _value(run, name) == value for name, value in setting.values.items())
+    return all(_open(run, name) or run.options.get(name) == value for name, value in setting.values.items())
