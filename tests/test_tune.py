@@ -100,3 +100,8 @@ def test_shards_too_small_for_a_validation_part(tmp_path: Path) -> None:
 def test_mistakes(tmp_path: Path, changes: dict[str, object], factors: tuple[float, ...], message: str) -> None:
     with pytest.raises(UserError, match=message):
         tunings(_experiments(1, **changes), factors, tmp_path)
+
+
+def test_one_rate_is_tuned(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give one --lr and one --head-lr"):
+        tunings([*_experiments(1, lr=0.1), *_experiments(1, lr=0.2)], FACTORS, tmp_path)

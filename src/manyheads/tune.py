@@ -71,6 +71,8 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
         if experiment.schedule != "decay":
             raise UserError(f"--tune changes rates that --schedule {experiment.schedule} does not use: leave one out.")
     found = {one.run_id: one for one in _with_one_seed(experiments)}
+    if len({replace(one, lr=None, head_lr=None) for one in found.values()}) < len(found):
+        raise UserError("--tune tries multiples of the rates, and several are given: give one --lr and one --head-lr.")
     return [
         Tuning(one, label, grid, tuple(_job(one, label, factor, folder) for factor in grid))
         for one, label in zip(found.values(), labels(list(found.values())), strict=True)
