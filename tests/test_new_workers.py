@@ -40,6 +40,15 @@ def lab(lab: SimpleNamespace) -> SimpleNamespace:
     return SimpleNamespace(**vars(lab), opened_in=opened_in)
 
 
+@pytest.mark.parametrize("schedule", ["decay", "corollary"])
+def test_heads_train_at_the_runs_first_rate_in_every_pass(lab: SimpleNamespace, tmp_path: Path, schedule: str) -> None:
+    rates = {"decay": 0.5, "lr": 0.2, "head_lr": 0.3} if schedule == "decay" else dict.fromkeys(("lr", "head_lr"))
+    source = _trained(lab, tmp_path / "run", schedule=schedule, **{"decay": None, **rates})
+    session = open_join(source, NewWorkers(workers=4), lab.cpu)
+    wanted = source.experiment.recipe.head_lr
+    assert [session.ctx.rates.sgd(round, head=True).lr for round in (0, 1, 9)] == [wanted] * 3
+
+
 def test_new_workers_whose_loss_explodes_are_told_whose_rate_it_is(lab: SimpleNamespace, tmp_path: Path) -> None:
     source = _trained(lab, tmp_path / "run", "d-psgd", head_lr=1e200, clip=0.0)
     with pytest.raises(UserError, match=r": give the run a lower --head-lr \(now 1e\+200\), or a --clip\.$"):
