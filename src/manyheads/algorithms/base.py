@@ -209,7 +209,7 @@ def merge(state: State, new: Params) -> State:
 def check_share(option: str, value: float, *, zero: bool = False) -> None:
     """Refuse a share outside (0, 1], or [0, 1] where none at all makes sense."""
     if not 0 <= value <= 1 or (value == 0 and not zero):
-        raise UserError(f"--{option} {value} is outside {'[' if zero else '('}0, 1]: give a share of 1.")
+        raise UserError(f"--{option} {value} is outside {'[' if zero else '('}0, 1]: give a fraction within it.")
 
 
 def amount(epochs: int, steps: int | None) -> Epochs | Steps:
