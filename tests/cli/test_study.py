@@ -91,6 +91,8 @@ def test_two_at_once_on_one_folder(tmp_path: Path) -> None:
     folder.mkdir()
     with locked(folder), pytest.raises(UserError, match="another run is writing to results"):
         _study("consensus", *SMALL, "--out", "results")
+    with locked(folder), pytest.raises(UserError, match="another run is writing to results"):
+        _study("--import", "records.zip", "--out", "results")
 
 
 def test_a_file_where_runs_should_go(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """``manyheads study``: a table or figure of the paper: its runs, as far as they are not recorded, and a report."""
 
 import argparse
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -76,7 +76,6 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.files import locked, make_folder
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, TITLE
     from manyheads.studies.records import Records
@@ -84,8 +83,8 @@ def run(args: argparse.Namespace) -> None:
 
     folder = args.out or (_QUICK_OUT if args.quick else _OUT)
     if args.archived is not None:
-        for name in Records(folder).unpack(args.archived):
-            print(name)
+        with _alone_in(folder):
+            print(*Records(folder).unpack(args.archived), sep="\n")
     if args.list or (args.name is None and args.archived is None):
         print(facts([*((study.name, study.title) for study in STUDIES.values()), (NAME, TITLE)]))
     if args.name is None or args.list:
@@ -94,13 +93,22 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(_plan(trials, Records(folder), args))
         return
-    make_folder(folder)
-    with locked(folder):
+    with _alone_in(folder):
         errors = {} if args.report else _run(trials, folder, args)
         _report(args.name, size, folder)
     if errors:
         (first, why), *_ = errors.items()
         raise UserError(f"{len(errors)} runs failed, the first {first}: {why}")
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Inside, nobody else writes to the folder of results."""
+    from manyheads.files import locked, make_folder
+
+    make_folder(folder)
+    with locked(folder):
+        yield
 
 
 def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
