@@ -30,6 +30,7 @@ from manyheads.recipes import RECIPES
         ({"lr": float("inf")}, "--lr inf"),
         ({"head_lr": -1.0}, "--head-lr -1.0"),
         ({"decay": 0.0}, "--decay 0.0"),
+        ({"decay": 1.1}, "--decay 1.1"),
         ({"momentum": -0.1}, "--momentum -0.1"),
         ({"momentum": 1.0}, "--momentum 1.0"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1"),

@@ -95,6 +95,8 @@ class Experiment:
         settle(self)
         positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
+        if self.decay is not None and self.decay > 1:
+            raise UserError(f"--decay {self.decay:g} lets the rates grow in every round: give a factor of at most 1.")
         if self.workers < 2:
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
         for name in ("momentum", "validation", "link_failure", "worker_failure"):

@@ -112,6 +112,11 @@ def test_missing_data_names_the_files(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_mistakes() -> None:
     with pytest.raises(UserError, match="Did you mean 'theory'"):
         _study("theroy")
+    with pytest.raises(UserError, match="all"):
+        _study("everything")
+    for seconds in ("0", "nan"):
+        with pytest.raises(UserError, match=f"--budget-seconds {seconds}"):
+            _study("theory", "--budget-seconds", seconds)
     with pytest.raises(UserError, match="--only colour=red"):
         _study("table1", "--quick", "--only", "colour=red")
     with pytest.raises(UserError, match="cannot be read"):

@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> None:
         print(facts([*((study.name, study.title) for study in STUDIES.values()), (NAME, TITLE)]))
     if args.name is None or args.list:
         return
+    if args.budget_seconds is not None and not args.budget_seconds > 0:
+        raise UserError(f"--budget-seconds {args.budget_seconds:g} is no time to run in: give seconds, above 0.")
     size, trials = _asked(args)
     if args.dry_run:
         print(_plan(trials, Records(folder), args))

@@ -204,4 +204,6 @@ def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return f"{value.get('kind')} {value.get('sha256', '')[:8]}".strip() if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return f"{value.get('kind')} {value.get('sha256', '')[:8]}".strip()
+    return "not given" if value is None else str(value)
