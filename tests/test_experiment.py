@@ -23,6 +23,7 @@ from manyheads.recipes import RECIPES
     [
         ({"workers": 0}, "--workers 0"),
         ({"workers": -3}, "--workers -3"),
+        ({"workers": 1}, "--workers 1"),
         ({"rounds": 0}, "--rounds 0"),
         ({"batch_size": 0}, "--batch-size 0"),
         ({"lr": 0.0}, "--lr 0.0"),

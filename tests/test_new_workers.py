@@ -55,6 +55,11 @@ def test_new_workers_whose_loss_explodes_are_told_whose_rate_it_is(lab: SimpleNa
         list(join(source, NewWorkers(workers=4), lab.cpu))
 
 
+def test_one_new_worker_is_enough(lab: SimpleNamespace, tmp_path: Path) -> None:
+    *_, last = join(_trained(lab, tmp_path / "run"), NewWorkers(workers=1, head_epochs=2), lab.cpu)
+    assert last.round == 2 and last.consensus_error == 0 and 0 <= last.accuracy_mean <= 1
+
+
 @pytest.mark.parametrize("representation", ["own", "mean"])
 def test_heads_alone_are_trained_on_what_was_learned(lab: SimpleNamespace, tmp_path: Path, representation: str) -> None:
     source = _trained(lab, tmp_path / "run")

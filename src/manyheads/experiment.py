@@ -13,6 +13,7 @@ from torch import nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.deprl import DePRL
+from manyheads.algorithms.phases import WHOLE
 from manyheads.checks import check_value, not_negative, positive, settle, shown
 from manyheads.data import Dataset, is_by_worker
 from manyheads.engine.phase import Loss
@@ -97,7 +98,7 @@ class Experiment:
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.decay is not None and self.decay > 1:
             raise UserError(f"--decay {self.decay:g} lets the rates grow in every round: give a factor of at most 1.")
-        if self.workers < 2:
+        if self.workers < 2 and self.algorithm.private != WHOLE:
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
         for name in ("momentum", "validation", "link_failure", "worker_failure"):
             value = getattr(self, name)

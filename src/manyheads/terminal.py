@@ -68,10 +68,9 @@ def headline(title: str, options: Mapping[str, Any]) -> str:
     from manyheads.topology import brief
 
     graph = "no graph" if options["graph"] == "none" else brief(options["graph"])
-    return (
-        f"{title} on {options['data']}: {options['workers']} workers, {options['split']}, {graph}, {options['model']}, "
-        f"{rounds(options['rounds'])}"
-    )
+    who = f"{options['workers']} worker{'s' * (options['workers'] != 1)}"
+    trains = f"{options['split']}, {graph}, {options['model']}, {rounds(options['rounds'])}"
+    return f"{title} on {options['data']}: {who}, {trains}"
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> str:

@@ -278,8 +278,7 @@ def test_failures_are_a_function_of_seed_and_round(seed, round):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"graph": "ring", "num_workers": 1}, "at least 2 workers"),
-        ({"graph": "ring", "num_workers": 0}, "at least 2 workers"),
+        ({"graph": "ring", "num_workers": 0}, "at least 1 worker"),
         ({"graph": "ring", "weights": "metropolls"}, "Did you mean 'metropolis'?"),
         ({"graph": "ring", "redraw": True}, "leave out --redraw"),
         ({"graph": "ring", "link_failure": 1.0}, "--link-failure 1.0"),

@@ -51,8 +51,8 @@ def build_mixing(
     spec = parse_graph(graph)
     if weights not in WEIGHTS:
         raise unknown("weights", weights, WEIGHTS)
-    if num_workers < 2:
-        raise UserError(f"a graph needs at least 2 workers, not {num_workers}.")
+    if num_workers < 1:
+        raise UserError(f"a graph needs at least 1 worker, not {num_workers}.")
     for what, probability in (("link", link_failure), ("worker", worker_failure)):
         if not 0 <= probability < 1:
             raise UserError(f"--{what}-failure {probability}: use a probability from 0 up to, but below, 1.")
