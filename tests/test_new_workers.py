@@ -119,6 +119,15 @@ def test_the_shared_part_of_every_algorithm_can_be_joined(lab: SimpleNamespace, 
     assert Run.open(tmp_path / "new", data=source.experiment.data).model(4) is not None
 
 
+def test_who_brings_data_need_not_have_the_runs(lab: SimpleNamespace, tmp_path: Path) -> None:
+    _trained(lab, tmp_path / "run")
+    elsewhere = Run.open(tmp_path / "run")
+    *_, last = join(elsewhere, NewWorkers(data=lab.blobs(), workers=1, head_epochs=1), lab.cpu)
+    assert last.round == 1
+    with pytest.raises(UserError, match=r"data is arrays.*give it in Python"):
+        open_join(elsewhere, NewWorkers(workers=2), lab.cpu)
+
+
 def test_new_workers_keep_the_samples_they_bring(lab: SimpleNamespace, tmp_path: Path) -> None:
     source, data = _trained(lab, tmp_path / "run"), lab.blobs()
     for given, split in ((None, "iid"), (data, "iid"), (replace(data, per_worker=True), "natural")):

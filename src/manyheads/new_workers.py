@@ -61,6 +61,9 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     """A session in which new workers train heads on what a finished run has learned, one pass a round."""
     if not isinstance(run, Run):
         raise UserError(f"{type(run).__name__} is no Run: give manyheads.Run.open(path).")
+    if new.data is not None:
+        # Who brings data need not have the run's, which may be arrays that only Python can give.
+        run = run.given(data=new.data)
     source, summary = run.experiment, run.summary()
     if summary is None or summary["rounds"] < source.recipe.rounds:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")

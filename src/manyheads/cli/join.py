@@ -45,8 +45,6 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.store import Run
 
     new = NewWorkers(**given(args, NewWorkers))
-    # A run on arrays that only Python can give has no data of its own to read.
-    objects = {} if new.data is None else {"data": new.data}
     with terminal.waiting(f"loading {args.directory}", quiet=args.quiet):
-        session = open_join(Run.open(args.directory, **objects), new, Runtime(**given(args, Runtime)))
+        session = open_join(Run.open(args.directory), new, Runtime(**given(args, Runtime)))
     train(session, quiet=args.quiet)

@@ -54,6 +54,10 @@ class Run:
             there = f"one of those in it, {sites}" if sites else "the --out of a run"
             raise UserError(f"{path} is no run directory (no {EXPERIMENT} in it): give {there}.") from None
 
+    def given(self, **objects: Any) -> "Run":
+        """The same run, with those of these things that it was opened without."""
+        return Run(self.path, self._description, {**objects, **self._objects})
+
     @cached_property
     def experiment(self) -> Experiment:
         """What was computed."""
@@ -102,8 +106,7 @@ class Run:
     def model(self, worker: int) -> Split:
         """The net a worker deploys, on the CPU and in eval mode. Reads that worker's rows only."""
         # What does not shape the net need not be given to use it.
-        unused = dict.fromkeys(("loss", "metric", "transform"))
-        experiment = Experiment.from_json(self._description, **{"data": "", **unused, **self._objects})
+        experiment = self.given(data="", loss=None, metric=None, transform=None).experiment
         if not 0 <= worker < experiment.workers:
             raise UserError(f"worker {worker} is not in this run: give 0 to {experiment.workers - 1}.")
         described, path = self.describe_model(), self.path / MODELS
