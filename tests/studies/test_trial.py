@@ -80,3 +80,11 @@ def test_only_what_was_asked_for() -> None:
 def test_a_run_that_several_want_is_made_once_and_shows_all() -> None:
     (one,) = without_repeats([TRIAL, replace(TRIAL, every=2), replace(TRIAL, similarity=True)])
     assert (one.every, one.similarity, one.theory) == (2, True, False)
+
+
+def test_new_workers_build_on_the_run_that_others_look_at_more_closely() -> None:
+    new = replace(TRIAL, new=NewWorkers(workers=4))
+    closely = replace(TRIAL, every=2, theory=True, similarity=True)
+    one, theirs = without_repeats([new, closely])
+    assert theirs.new is None and one.new is not None and not one.similarity, "similarities are of the run's workers"
+    assert (one.source.every, one.source.theory) == (theirs.every, theirs.theory) == (2, True)

@@ -1,6 +1,7 @@
 """A trial: one run that a study needs, what it computes and where it stands in the study's table."""
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
@@ -201,17 +202,21 @@ def only(trials: Iterable[Trial], conditions: Iterable[str]) -> list[Trial]:
 
 
 def without_repeats(trials: Iterable[Trial]) -> list[Trial]:
-    """Every run once, with all that any of its trials wants to see of it."""
+    """Every run once, with all that any of its trials wants to see of it; new workers build on that one."""
     found: dict[str, Trial] = {}
+    alike = defaultdict[str, list[Trial]](list)
     for trial in trials:
-        first = found.get(trial.name, trial)
-        found[trial.name] = replace(
-            first,
-            every=min(first.every, trial.every),
-            theory=first.theory or trial.theory,
-            similarity=first.similarity or trial.similarity,
+        found.setdefault(trial.name, trial)
+        alike[trial.source.name].append(trial)
+    return [
+        replace(
+            trial,
+            every=min(other.every for other in alike[trial.source.name]),
+            theory=any(other.theory for other in alike[trial.source.name]),
+            similarity=trial.new is None and any(other.similarity for other in alike[trial.source.name]),
         )
-    return list(found.values())
+        for trial in found.values()
+    ]
 
 
 @cache
