@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from manyheads.report.comparison import collect
-from manyheads.report.numbers import best_system, curve, difference, majority_floor, number, sorted_workers, stat
+from manyheads.report.numbers import (
+    best_system,
+    correlation,
+    curve,
+    difference,
+    majority_floor,
+    number,
+    off_diagonal,
+    sorted_workers,
+    stat,
+)
 
 
 def test_mean_deviation_and_standard_error():
@@ -71,3 +81,13 @@ def test_who_is_ahead_and_by_how_much_seed_by_seed(tmp_path: Path, write_run):
     floor = majority_floor(comparison, 0)
     assert floor is not None
     assert (floor.mean, floor.count) == (pytest.approx(0.2), 3)
+
+
+def test_maps_are_compared_over_different_workers() -> None:
+    a = np.array([[9.0, 1.0, 2.0], [1.0, 9.0, 3.0], [2.0, 3.0, 9.0]])
+    assert off_diagonal(a) == [1.0, 2.0, 1.0, 3.0, 2.0, 3.0]
+    assert correlation(a, -2 * a + 1) == pytest.approx(-1)
+    assert correlation(a, a + np.diag([1.0, 5.0, 2.0])) == pytest.approx(1), "beside itself each worker is alike"
+    assert correlation(a, np.ones_like(a)) is None
+    with_gap = np.where(a == 1, np.nan, a)
+    assert correlation(a, with_gap) == pytest.approx(1)

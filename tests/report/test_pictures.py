@@ -136,5 +136,5 @@ def test_a_map_knows_its_cells_and_skips_what_is_no_number():
 
 def test_a_cosine_just_below_zero_is_no_minus_zero() -> None:
     picture = similarity_map("heads", "heads", np.array([[1.0, -0.04], [-0.04, 1.0]]), (-0.04, 1.0))
-    assert "between 0.0 and 1.0" in picture.alt and b"-0.0<" not in picture.svg
+    assert "from 0.0 to 1.0" in picture.alt and b"-0.0<" not in picture.svg
     assert "-0.0" not in str(picture.hover)

@@ -1,6 +1,6 @@
 """What the report shows, chapter by chapter: which pictures are drawn of a setting and of the whole grid."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,8 +12,16 @@ from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, slugs
 from manyheads.report.drawing import Picture
 from manyheads.report.mixing import steady_mixing
-from manyheads.report.numbers import Curve, curve, majority_floor, sorted_workers, worker_accuracies
-from manyheads.report.pictures import Axis, Line
+from manyheads.report.numbers import (
+    Curve,
+    correlation,
+    curve,
+    majority_floor,
+    off_diagonal,
+    sorted_workers,
+    worker_accuracies,
+)
+from manyheads.report.pictures import Axis, Line, colour_ends
 from manyheads.terminal import human_bytes, human_seconds
 from manyheads.topology import edges, layout
 
@@ -146,7 +154,7 @@ def _workers(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chap
 
 def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapter:
     values = [worker_accuracies(line.runs[0]) for line in drawn]
-    limits = _limits(value for found in values for value in found.values())
+    limits = colour_ends(value for found in values for value in found.values())
     show = _score_axis(comparison, "").show
     row, most = [], 0
     for line, slug, found in zip(drawn, slugs(line.label for line in drawn), values, strict=True):
@@ -170,11 +178,13 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
 def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
     mapped = [(line.label, line.runs[0].similarity) for line in drawn if line.runs[0].similarity]
     kinds = {kind for _, maps in mapped for kind in maps}
-    limits = {kind: _limits(v for _, maps in mapped if kind in maps for v in _between(maps[kind])) for kind in kinds}
+    limits = {
+        kind: colour_ends(v for _, maps in mapped if kind in maps for v in off_diagonal(maps[kind])) for kind in kinds
+    }
     rows = []
     for (label, maps), slug in zip(mapped, slugs(label for label, _ in mapped), strict=True):
-        correlation = _correlation(maps["data"], maps["heads"]) if {"data", "heads"} <= maps.keys() else None
-        heading = label if correlation is None else f"{label} (correlation of heads with data: {correlation:.2f})"
+        follows = correlation(maps["data"], maps["heads"]) if {"data", "heads"} <= maps.keys() else None
+        heading = label if follows is None else f"{label} (correlation of heads with data: {follows:.2f})"
         named = [(f"{name}-{slug}-{kind}", kind, maps[kind], limits[kind]) for kind in maps]
         rows.append((heading, tuple(pictures.similarity_map(*one) for one in named)))
     text = (
@@ -239,26 +249,3 @@ def _x_axis(metric: str, lines: Sequence[Line]) -> Axis:
     units, what, show = _BYTES if metric == "bytes_sent_per_worker" else _SECONDS
     size, unit = next(((size, unit) for size, unit in units if max(ends) >= size), units[-1])
     return Axis(f"{what}, {unit}", show, 1 / size, log=max(ends) > _WIDE_RANGE * min(ends))
-
-
-def _limits(values: Iterable[float]) -> tuple[float, float]:
-    """The ends of a colour scale; apart even if all values are one."""
-    found = [value for value in values if np.isfinite(value)]
-    low, high = (min(found), max(found)) if found else (0.0, 1.0)
-    return (low, high) if high > low else (low - 0.01, high + 0.01)
-
-
-def _between(values: np.ndarray) -> Iterator[float]:
-    """The similarities of different workers."""
-    return iter(values[~np.eye(len(values), dtype=bool)].astype(float).tolist())
-
-
-def _correlation(a: np.ndarray, b: np.ndarray) -> float | None:
-    """Of two maps [N, N], over the pairs of different workers; None where one of them is constant."""
-    upper = np.triu_indices(len(a), 1)
-    x, y = a[upper].astype(float), b[upper].astype(float)
-    there = np.isfinite(x) & np.isfinite(y)
-    x, y = x[there], y[there]
-    if len(x) < 2 or not np.ptp(x) or not np.ptp(y):
-        return None
-    return float(np.corrcoef(x, y)[0, 1])

@@ -118,3 +118,19 @@ def difference(comparison: Comparison, setting: int, system: int, other: int) ->
 def number(value: Any) -> float | None:
     """A value from a file if it is a number, else None."""
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value) else None
+
+
+def off_diagonal(values: np.ndarray) -> list[float]:
+    """What a map [N, N] says of different workers."""
+    return values[~np.eye(len(values), dtype=bool)].astype(float).tolist()
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float | None:
+    """Of two maps [N, N], over the pairs of different workers; None where one of them is constant."""
+    upper = np.triu_indices(len(a), 1)
+    x, y = a[upper].astype(float), b[upper].astype(float)
+    there = np.isfinite(x) & np.isfinite(y)
+    x, y = x[there], y[there]
+    if len(x) < 2 or not np.ptp(x) or not np.ptp(y):
+        return None
+    return float(np.corrcoef(x, y)[0, 1])

@@ -1,6 +1,6 @@
 """The report's pictures: curves, graphs and maps, with what the pointer finds on them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -139,6 +139,13 @@ def graph(
         return finish(name, figure, f"{title}: {len(places)} workers coloured by score, {said}.", {"points": hover})
 
 
+def colour_ends(values: Iterable[float]) -> tuple[float, float]:
+    """The ends of a colour scale; apart even if all values are one."""
+    found = [value for value in values if np.isfinite(value)]
+    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    return (low, high) if high > low else (low - 0.01, high + 0.01)
+
+
 def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[float, float]) -> Picture:
     """Cosines between all workers, [N, N], as a map."""
     from matplotlib.ticker import MaxNLocator
@@ -157,7 +164,7 @@ def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[floa
         # Where a worker has no cosine there is none to show: JSON knows no NaN.
         rounded = [[round(v, digits) + 0.0 if np.isfinite(v) else None for v in row] for row in values.tolist()]
         hover = {"cells": {"box": corners.ravel().tolist(), "values": rounded}} if len(values) <= _MOST_MAPPED else {}
-        said = f"between {limits[0]:z.{digits}f} and {limits[1]:z.{digits}f}"
+        said = f"on a scale from {limits[0]:z.{digits}f} to {limits[1]:z.{digits}f}"
         return finish(name, figure, f"{title}: cosines of {len(values)} workers, {said}.", hover)
 
 

@@ -5,7 +5,8 @@ The paper names neither graph nor heterogeneity for its figure: Dirichlet 0.3 on
 
 import numpy as np
 
-from manyheads.report.pictures import similarity_map
+from manyheads.report.numbers import correlation, off_diagonal
+from manyheads.report.pictures import colour_ends, similarity_map
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
@@ -22,13 +23,16 @@ def _report(results: Results, report: Report) -> None:
         "*Heads follow the data* is the correlation of the two maps off their diagonals."
     )
     for run in results.runs():
-        maps, off = run.similarity, ~np.eye(run.options["workers"], dtype=bool)
-        follow = {name: float(np.corrcoef(maps["data"][off], values[off])[0, 1]) for name, values in maps.items()}
-        rows = [[name, f"{values[off].mean():.4f}", f"{follow[name]:.3f}"] for name, values in maps.items()]
+        maps = run.similarity
+        rows = []
+        for name, values in maps.items():
+            follows = correlation(maps["data"], values)
+            rows.append(
+                [name, f"{np.mean(off_diagonal(values)):.4f}", "all alike" if follows is None else f"{follows:.3f}"]
+            )
         report.add_table(["of", "mean cosine", "correlation with the data's"], rows)
         for name, values in maps.items():
-            low = float(values[off].min())
-            report.add_picture(similarity_map(name, name, values, (low, 1.0 if low < 1 else low + 1)))
+            report.add_picture(similarity_map(name, name, values, colour_ends(off_diagonal(values))))
 
 
 STUDIES = (Study("similarity", "Similarities between workers: data, heads, representations", _grid, _report),)
