@@ -25,7 +25,8 @@ from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.models.norm import has_batchnorm
-from manyheads.models.split import Split, hold_still, split, statistics
+from manyheads.models.split import Split, hold_still, statistics
+from manyheads.models.splitting import split
 from manyheads.tree import Buffers, Params
 
 CLASSES, BATCH = 3, 4

@@ -21,7 +21,8 @@ from manyheads.engine.cuda_graphs.trial import try_out
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
-from manyheads.models.split import Split, split
+from manyheads.models.split import Split
+from manyheads.models.splitting import split
 
 WHOLE = frozenset({"representation", "head"})
 CPU = torch.device("cpu")

@@ -1,27 +1,13 @@
-"""Splitting by a head's name, what may be cached, and what only the loop can run."""
+"""Nets of a representation and heads: their names, copies and parts, and what no worker trains."""
 
 import copy
 
-import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manyheads.errors import UserError
-from manyheads.models.dropout import Dropout
-from manyheads.models.norm import BatchNorm
-from manyheads.models.split import (
-    Split,
-    cacheable_prefix,
-    constants_of,
-    cut,
-    hold_still,
-    needs_loop,
-    split,
-    statistics,
-    twin,
-)
+from manyheads.models.split import Split, cacheable_prefix, constants_of, cut, hold_still, needs_loop, statistics, twin
+from manyheads.models.splitting import split
 
 X = torch.linspace(-1, 1, 24).view(4, 6)
 
@@ -32,37 +18,6 @@ def names(module: nn.Module) -> list[str]:
 
 def chain(*middle: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 5), nn.ReLU(), *middle, nn.Linear(5, 3))
-
-
-def nested() -> nn.Sequential:
-    net = nn.Sequential()
-    net.add_module("body", nn.Sequential(nn.Linear(6, 5), nn.ReLU()))
-    net.add_module("classifier", nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Dropout(0.5), nn.Linear(4, 3)))
-    net.add_module("last", nn.LogSoftmax(1))
-    return net
-
-
-class Custom(nn.Module):
-    """A net whose forward is more than a chain."""
-
-    def __init__(self, after: str = "") -> None:
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-        self.body = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5))
-        self.classifier = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
-        self.dropout = nn.Dropout(0.5)
-        self.after = after
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.dropout(torch.relu(self.body(x)) * self.scale)
-        if self.after == "dropout twice":
-            y = self.dropout(y)
-        if self.after == "noise":
-            y = y + 0.1 * torch.randn_like(y)
-        if self.after == "functional":
-            y = F.dropout(y, 0.5, self.training)
-        y = self.classifier(y)
-        return y.log_softmax(1) if self.after == "softmax" else y
 
 
 def test_parameters_are_named_by_group() -> None:
@@ -101,248 +56,9 @@ def test_with_head_copies_everything() -> None:
     assert needs_loop(more) == "representation.2"
 
 
-@pytest.mark.parametrize(
-    ("head", "body", "top"),
-    [
-        (None, ["body.0"], ["classifier.0", "classifier.3"]),
-        ("classifier", ["body.0"], ["classifier.0", "classifier.3"]),
-        ("classifier.1", ["body.0", "classifier.0"], ["classifier.3"]),
-        ("classifier.3", ["body.0", "classifier.0"], ["classifier.3"]),
-        ("body", [], ["body.0", "classifier.0", "classifier.3"]),
-        ("body.1", ["body.0"], ["classifier.0", "classifier.3"]),
-        ("last", ["body.0", "classifier.0", "classifier.3"], []),
-        ("all", [], ["body.0", "classifier.0", "classifier.3"]),
-        ("none", ["body.0", "classifier.0", "classifier.3"], []),
-    ],
-)
-def test_a_sequential_is_cut_at_any_name(head: str | None, body: list[str], top: list[str]) -> None:
-    module = nested()
-    net = split(module, head, X)
-    layers = [f"representation.{name}" for name in body] + [f"head.{name}" for name in top]
-    assert names(net) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
-    module.load_state_dict(net.module_state())
-    torch.testing.assert_close(net.eval()(X), module.eval()(X))
-
-
-@pytest.mark.parametrize(
-    ("head", "top"),
-    [
-        (None, ["classifier.0.weight", "classifier.0.bias", "classifier.2.weight", "classifier.2.bias"]),
-        ("classifier.1", ["classifier.2.weight", "classifier.2.bias"]),
-        ("classifier.2", ["classifier.2.weight", "classifier.2.bias"]),
-    ],
-)
-def test_another_module_is_cut_at_the_last_thing_it_applies(head: str | None, top: list[str]) -> None:
-    module = Custom()
-    before = copy.deepcopy(module.state_dict())
-    net = split(module, head, X)
-    assert [name.removeprefix("head.") for name in names(net) if name.startswith("head.")] == [
-        name.removeprefix("classifier.") for name in top
-    ]
-    assert {name for name in names(net) if name.startswith("representation.")} == {
-        f"representation.{name}" for name in names(module) if name not in top
-    }
-    torch.testing.assert_close(net.eval()(X), module.eval()(X))
-    module.load_state_dict(net.module_state())
-    assert isinstance(module.dropout, nn.Dropout)
-    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
-
-
-class Wrapper(nn.Module):
-    """A net inside another module."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.mean = nn.Parameter(torch.zeros(6), requires_grad=False)
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x - self.mean)
-
-
-@pytest.mark.parametrize(
-    ("module", "top"),
-    [
-        (Wrapper(chain()), ["2.weight", "2.bias"]),
-        (Wrapper(Wrapper(chain())), ["2.weight", "2.bias"]),
-        (nn.Sequential(nn.Flatten(), chain()), ["1.2.weight", "1.2.bias"]),
-        (Wrapper(nn.Sequential(nn.Flatten(), nn.Linear(6, 3))), ["1.weight", "1.bias"]),
-    ],
-    ids=range(4),
-)
-def test_the_last_layer_is_found_inside_a_lone_child(module: nn.Module, top: list[str]) -> None:
-    net = split(module, None, X)
-    assert [name.removeprefix("head.") for name in names(net) if name.startswith("head.")] == top
-    torch.testing.assert_close(net.eval()(X), module.eval()(X))
-
-
-@pytest.mark.parametrize(
-    ("module", "head", "message"),
-    [
-        (Custom(), "clasifier", "unknown head 'clasifier'. Did you mean 'classifier'?"),
-        (Custom(), "classifier.9", "Did you mean 'classifier"),
-        (nested(), "lost", "Allowed: all, body, classifier, none."),
-        (Custom(), "body", "head 'body' is not the last thing"),
-        (Custom(), "body.1", "head 'body.1' is not the last thing"),
-        (Custom("softmax"), None, "head 'classifier' is not the last thing"),
-        (nn.Linear(6, 3), None, "Linear has no layers to choose a head from"),
-        (nn.Linear(7, 3), "all", "fails on samples of shape 6: "),
-        (nn.LSTM(6, 3), "all", "must return one tensor"),
-        (chain(nn.BatchNorm1d(5, momentum=None)), None, "nn.GroupNorm"),
-    ],
-)
-def test_a_wrong_head_or_module_is_refused_in_one_line(module: nn.Module, head: str | None, message: str) -> None:
-    with pytest.raises(UserError) as error:
-        split(module, head, X)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-def test_a_head_that_shares_parameters_is_refused() -> None:
-    layer = nn.Linear(6, 6)
-    with pytest.raises(UserError, match="shares parameters"):
-        split(nn.Sequential(layer, nn.ReLU(), layer), "2", X)
-
-
-def test_a_layer_that_stands_in_two_places_is_cut_at_the_right_one() -> None:
-    layer = nn.Linear(6, 6)
-    module = nn.Sequential(layer, nn.ReLU(), layer, nn.ReLU(), nn.Linear(6, 3))
-    net = split(module, None, X)
-    assert names(net) == ["representation.0.weight", "representation.0.bias", "head.4.weight", "head.4.bias"]
-    assert cacheable_prefix(net, "train") == 4
-    torch.testing.assert_close(net.eval()(X), module.eval()(X))
-
-
-def test_our_own_layers_take_the_place_of_torch_s() -> None:
-    module = chain(nn.BatchNorm1d(5), nn.Dropout(0.3))
-    with torch.no_grad():
-        module[2].running_mean.normal_()
-    net = split(module, None, X)
-    kinds = [type(layer) for layer in net.representation.children()]
-    assert kinds == [nn.Linear, nn.ReLU, BatchNorm, Dropout]
-    assert torch.equal(net.get_buffer("representation.2.running_mean"), module[2].running_mean)
-    assert net.representation[3].p == 0.3
-    assert net.training
-    assert needs_loop(net) is None
-
-
-def test_one_activation_for_all_places_keeps_every_place() -> None:
-    relu, drop = nn.ReLU(), nn.Dropout(0.5)
-    module = nn.Sequential(nn.Linear(6, 5), relu, drop, nn.Linear(5, 4), relu, drop, nn.Linear(4, 3))
-    net = split(module, None, X)
-    assert [name for name, _ in net.representation.named_children()] == list("012345")
-    assert needs_loop(net) is None
-    torch.testing.assert_close(net.eval()(X), module.eval()(X))
-
-
-def test_lazy_layers_are_made_on_the_example() -> None:
-    net = split(nn.Sequential(nn.LazyLinear(5), nn.LazyBatchNorm1d(), nn.Linear(5, 3)), None, X)
-    assert net.get_parameter("representation.0.weight").shape == (5, 6)
-    assert isinstance(net.representation[1], BatchNorm)
-
-
-def test_splitting_draws_nothing_from_the_global_generator() -> None:
-    module = chain(nn.AlphaDropout(0.5))
-    before = torch.get_rng_state()
-    split(module, None, X)
-    assert torch.equal(before, torch.get_rng_state())
-
-
-class Standardised(nn.Module):
-    """BatchNorm as a user might write it."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (x - x.mean(0)) / (x.std(0) + 1) if self.training else x
-
-
-class Shifting(nn.Module):
-    """Changes its input in place."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.add_(1)
-
-
-class Noise(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.randn_like(x) if self.training else x
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        (chain(), None),
-        (chain(nn.Dropout(0.5)), None),
-        (chain(nn.AlphaDropout(0.0)), None),
-        (Custom(), None),
-        (chain(nn.AlphaDropout(0.5)), "representation.2"),
-        (chain(nn.Sequential(nn.Linear(5, 5), nn.RReLU())), "representation.2.1"),
-        (chain(nn.TransformerEncoderLayer(5, 1, 8, dropout=0.1)), "representation.2.self_attn"),
-        (chain(nn.TransformerEncoderLayer(5, 1, 8, dropout=0.0)), None),
-        (chain(nn.Sequential(Noise())), "representation.2.0"),
-        (Custom("dropout twice"), "representation.dropout"),
-        (Custom("functional"), "representation"),
-        (Custom("noise"), "representation"),
-    ],
-    ids=range(12),
-)
-def test_a_module_with_randomness_of_its_own_is_named(module: nn.Module, name: str | None) -> None:
-    net = split(module, None, X)
-    assert needs_loop(net) == name
-    # What is declared free of other randomness must be so, and the rest must not be.
-    net.train()
-    torch.manual_seed(0)
-    first = net(X)
-    torch.manual_seed(1)
-    assert torch.equal(first, net(X)) == (name is None)
-
-
-def test_statistics_must_be_changed_in_place() -> None:
-    """A new tensor would be nobody's."""
-
-    class Mean(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(5))
-
-        def forward(self, x: Tensor) -> Tensor:
-            if self.training:
-                self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-            return x - self.mean
-
-    with pytest.raises(UserError, match=r"representation\.2\.mean a new tensor: change it in place"):
-        split(chain(Mean()), None, X)
-
-
 def test_known_random_modules_are_named_without_an_example() -> None:
     assert needs_loop(Split(nn.LSTM(6, 5, 2, dropout=0.5), {"head": nn.Linear(5, 3)})) == "representation"
     assert needs_loop(Split(nn.Sequential(nn.Linear(6, 5)), {"head": nn.Dropout3d(0.2)})) == "head"
-
-
-@pytest.mark.parametrize(
-    ("module", "head", "train", "evaluate"),
-    [
-        (chain(), None, 2, 2),
-        (chain(nn.Dropout(0.5)), None, 2, 3),
-        (chain(nn.Dropout(0.0)), None, 3, 3),
-        (chain(nn.BatchNorm1d(5)), None, 2, 3),
-        (chain(nn.Sequential(nn.Tanh(), nn.Dropout(0.1)), nn.Tanh()), None, 2, 4),
-        (chain(nn.Sequential(Noise()), nn.Tanh()), None, 2, 4),
-        (chain(nn.Dropout1d(0.5)), None, 2, 3),
-        (Custom(), None, 0, 1),
-        (nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 3)), None, 0, 1),
-        (chain(nn.Dropout(0.5)), "all", 0, 0),
-        (chain(nn.Dropout(0.5)), "none", 2, 4),
-        (chain(nn.Tanh(), nn.Sequential(Standardised()), nn.Tanh()), None, 3, 5),
-        (nn.Sequential(Shifting(), nn.Linear(6, 5), nn.Linear(5, 3)), None, 2, 2),
-    ],
-    ids=range(13),
-)
-def test_features_are_cached_up_to_the_first_layer_that_varies(
-    module: nn.Module, head: str | None, train: int, evaluate: int
-) -> None:
-    net = split(module, head, X)
-    assert cacheable_prefix(net, "train") == train
-    assert cacheable_prefix(net, "eval") == evaluate
 
 
 def test_a_plain_module_counts_as_one_layer() -> None:
@@ -368,12 +84,6 @@ def test_a_cut_shares_parameters_and_keeps_names() -> None:
         assert len(names(front)) + len(names(rest)) == len(names(net))
     zeros = {name: torch.zeros_like(p) for name, p in rest.named_parameters()}
     assert functional_call(rest, zeros, (front(X),)).abs().sum() == 0
-
-
-def test_what_is_random_is_forgotten_only_where_it_is_cut_off() -> None:
-    net = split(chain(Noise(), nn.Tanh()), None, X)
-    assert needs_loop(cut(net, 2)[1]) == "representation.2"
-    assert needs_loop(cut(net, 4)[1]) is None
 
 
 def test_what_is_not_trained_leaves_the_state_and_the_net_computes_the_same() -> None:

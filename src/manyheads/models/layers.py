@@ -1,4 +1,4 @@
-"""Swapping layers inside a module."""
+"""The layers inside a module: which there are, and others in their places."""
 
 import copy
 from collections.abc import Callable
@@ -30,3 +30,8 @@ def put(net: nn.Module, name: str, layer: nn.Module) -> None:
     """Put a layer in the place with this dotted name."""
     parent, _, child = name.rpartition(".")
     setattr(net.get_submodule(parent), child, layer)
+
+
+def children(module: nn.Module) -> dict[str, nn.Module]:
+    """The children by name, repeated ones too, which ``namedchildren`` leaves out."""
+    return {name: child for name, child in module._modules.items() if child is not None}

@@ -15,7 +15,8 @@ from torch import nn
 from manyheads.errors import UserError, unknown
 from manyheads.models.nets import NETS, mlp
 from manyheads.models.norm import group_norm
-from manyheads.models.split import Split, split
+from manyheads.models.split import Split
+from manyheads.models.splitting import split
 
 Model = str | nn.Module | Callable[..., nn.Module]
 """A name or spec, a module, or a factory of one."""

@@ -1,20 +1,17 @@
-"""A net as a representation and one or more heads: made out of any nn.Module by the name of its head."""
+"""A net as a representation and one or more heads, and what can be said and done with such a net."""
 
 import copy
-from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from functools import reduce
 from operator import add
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError
 from manyheads.models.dropout import Dropout
-from manyheads.models.layers import put, replace_layers, unshare_layers
-from manyheads.models.norm import BatchNorm, own_batchnorm
-from manyheads.randomness import torch_seed
+from manyheads.models.layers import children
+from manyheads.models.norm import BatchNorm
 
 
 class Split(nn.Module):
@@ -90,42 +87,6 @@ class Split(nn.Module):
         return new
 
 
-def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
-    """Split a copy of a module by the dotted name of its head; ``example`` is a batch [B, ...] of at least two samples.
-
-    Inside an nn.Sequential the head is everything from the named layer on; elsewhere the named module must be the last
-    thing that forward applies, which is tried on the example. None: the last child that owns parameters, looked for
-    inside one that alone does. ``all`` and ``none``: everything is the head, or nothing is. torch's Dropout and
-    BatchNorm are replaced by ours.
-    """
-    with torch.no_grad():
-        if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
-            # Lazy layers can be copied only once they have their shapes.
-            training = module.training
-            _try(module.eval(), example)
-            module.train(training)
-        whole = copy.deepcopy(module).eval()
-        with torch_seed(0):
-            expected = _try(whole, example)
-        unshare_layers(whole)
-        head = _last(whole) if head is None else head
-        representation, top, prefix = _separate(whole, head)
-        net = Split(representation, {"head": top})
-        net.head_layer, net.head_prefix = head, prefix
-        replace_layers(net, lambda layer: _own_dropout(layer) or own_batchnorm(layer))
-        # Alike for both: a net may draw random numbers at all times.
-        with torch_seed(0):
-            agrees = _agrees(net.eval(), example, expected)
-        if not agrees:
-            raise UserError(
-                f"head '{head}' is not the last thing the model's forward applies: name the last layer,"
-                " or write the model as an nn.Sequential."
-            )
-    if {id(p) for p in net.representation.parameters()} & {id(p) for p in top.parameters()}:
-        raise UserError(f"head '{head}' shares parameters with the rest of the model: choose a head that owns its own.")
-    return _watched(net.train(), example)
-
-
 def hold_still(net: Split) -> None:
     """Let parameters with requires_grad=False be constants: one tensor for all workers, outside of their state."""
     constants = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
@@ -171,7 +132,7 @@ def cacheable_prefix(net: Split, frozen: Literal["train", "eval"]) -> int:
     if isinstance(body, nn.Identity):
         layers = {}
     elif type(body) is nn.Sequential:
-        layers = {f"representation.{name}": layer for name, layer in _children(body).items()}
+        layers = {f"representation.{name}": layer for name, layer in children(body).items()}
     if frozen == "eval":
         return len(layers)
     return [*(_varies(net, name, layer) for name, layer in layers.items()), True].index(True)
@@ -190,148 +151,6 @@ def cut(net: Split, depth: int) -> tuple[nn.Module, Split]:
     rest.random = tuple(name for name in net.random if name in names)
     rest.constants = tuple(name for name in net.constants if name.rpartition(".")[0] in names)
     return front, rest
-
-
-def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
-    """Representation, head, and what the names of the head's tensors began with."""
-    if head == "all":
-        return nn.Identity(), whole, ""
-    if head == "none":
-        return whole, nn.Identity(), ""
-    owners = [name for name, layer in whole.named_modules() if name and any(True for _ in layer.parameters())]
-    if head not in dict(whole.named_modules(remove_duplicate=False)):
-        raise unknown("head", head, ["all", "none", *(n for n in owners if n.count(".") <= head.count("."))])
-    parts = head.split(".")
-    levels = [whole.get_submodule(".".join(parts[:k])) for k in range(len(parts))]
-    if all(type(level) is nn.Sequential for level in levels):
-        return *_sliced(whole, parts), ""
-    parent, (parent_name, _, child) = levels[-1], head.rpartition(".")
-    if type(parent) is nn.Sequential:
-        front, top = _sliced(parent, [child])
-        put(whole, parent_name, front)
-        return whole, top, f"{parent_name}."
-    top = whole.get_submodule(head)
-    put(whole, head, nn.Identity())
-    return whole, top, f"{head}."
-
-
-def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module]:
-    """What comes before a layer of nested Sequentials and what comes from it on, both with their names."""
-    assert isinstance(sequence, nn.Sequential)
-    layers = list(_children(sequence).items())
-    first, *rest = parts
-    at = [name for name, _ in layers].index(first)
-    if not rest:
-        return sequence[:at], sequence[at:]
-    before, after = _sliced(layers[at][1], rest)
-    return (
-        nn.Sequential(OrderedDict([*layers[:at], (first, before)])),
-        nn.Sequential(OrderedDict([(first, after), *layers[at + 1 :]])),
-    )
-
-
-def _children(module: nn.Module) -> dict[str, nn.Module]:
-    """The children by name, repeated ones too, which ``named_children`` leaves out."""
-    return {name: child for name, child in module._modules.items() if child is not None}
-
-
-def _last(whole: nn.Module) -> str:
-    """The last child that owns parameters; where no other does, what is last inside it."""
-    path: list[str] = []
-    owners = _owners(whole)
-    while owners:
-        path.append(next(reversed(owners)))
-        owners = _owners(owners[path[-1]]) if len(owners) == 1 else {}
-    if not path:
-        raise UserError(
-            f"{type(whole).__name__} has no layers to choose a head from: give the head as 'all' or 'none'."
-        )
-    return ".".join(path)
-
-
-def _owners(module: nn.Module) -> dict[str, nn.Module]:
-    return {name: child for name, child in _children(module).items() if any(True for _ in child.parameters())}
-
-
-def _try(module: nn.Module, example: Tensor) -> Tensor:
-    """The module's output; what goes wrong inside is the user's to mend."""
-    try:
-        # A copy: a net may change its inputs in place.
-        output = module(example.clone())
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        shape = "x".join(map(str, example.shape[1:]))
-        raise UserError(f"the model fails on samples of shape {shape}: {reason}") from error
-    if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(example):
-        raise UserError("the model must return one tensor with a row for every sample: change its forward.")
-    return output
-
-
-def _agrees(net: Split, example: Tensor, expected: Tensor) -> bool:
-    try:
-        output = net(example.clone())
-    except Exception:  # whatever a head raises on what is not its input
-        return False
-    return _alike(output, expected)
-
-
-def _alike(output: Tensor, expected: Tensor) -> bool:
-    return output.shape == expected.shape and torch.allclose(output, expected, rtol=1e-4, atol=1e-5, equal_nan=True)
-
-
-def _own_dropout(layer: nn.Module) -> nn.Module | None:
-    return Dropout(layer.p) if type(layer) is nn.Dropout else None
-
-
-def _watched(net: Split, example: Tensor) -> Split:
-    """Find what draws random numbers, and what looks beyond the sample, by trials in train mode.
-
-    One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
-    """
-    trial = copy.deepcopy(net)
-    kept = statistics(trial)
-    calls: Counter[str] = Counter()
-    drew: list[str] = []
-    before: dict[str, Tensor] = {}
-    first_rows: dict[str, Tensor] = {}
-
-    def watch(name: str, module: nn.Module) -> None:
-        def enter(*_: object) -> None:
-            before[name] = torch.get_rng_state()
-
-        def leave(module: nn.Module, inputs: object, output: object) -> None:
-            calls[name] += 1
-            if isinstance(output, Tensor) and output.is_floating_point() and output.ndim:
-                first_rows[name] = output[0].clone()
-            inside = any(other.startswith(f"{name}.") for other in drew)
-            if not inside and name not in drew and not torch.equal(before[name], torch.get_rng_state()):
-                drew.append(name)
-
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
-
-    for name, module in trial.named_modules():
-        if name:
-            watch(name, module)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        _try(trial, example)
-        often, expected = {name for name, count in calls.items() if count > 1}, dict(first_rows)
-        alone = example[[0] * len(example)]
-        _try(trial, alone)
-        for layer in trial.modules():
-            if isinstance(layer, BatchNorm):
-                layer.eval()
-        beside_others, beside_itself = _try(trial, example)[0], _try(trial, alone)[0]
-    for name, buffer in kept.items():
-        if trial.get_buffer(name) is not buffer:
-            raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
-    net.random = tuple(drew)
-    net.mixes_samples = not _alike(beside_others, beside_itself)
-    net.varying = tuple(name for name, row in expected.items() if not _alike(first_rows[name], row))
-    for name, module in list(net.named_modules()):
-        if isinstance(module, Dropout) and name in often:
-            put(net, name, nn.Dropout(module.p))
-    return net
 
 
 def _draws(module: nn.Module) -> bool:
