@@ -71,7 +71,7 @@ def sorted_workers(runs: Sequence[Finished]) -> Curve | None:
         return None
     count = min(map(len, ranked))
     parts = np.linspace(0, 1, count)
-    points = np.stack([values if len(values) == count else np.quantile(values, parts) for values in ranked])
+    points = np.stack([np.quantile(values, parts) for values in ranked])
     return Curve(np.arange(1.0, count + 1), *_over_seeds(points))
 
 
