@@ -28,6 +28,13 @@ def test_options_of_an_algorithm_make_systems_of_their_own(tmp_path: Path, write
     assert labels == ["DePRL, head epochs 2", "DePRL, head epochs 10", "D-PSGD"]
 
 
+def test_a_system_need_not_have_a_run_in_every_setting(tmp_path: Path, write_run):
+    for split, epochs in (("iid", 2), ("shards:2", 10)):
+        write_run(tmp_path / f"{epochs}", "deprl", {"head_epochs": epochs}, split=split)
+    comparison = collect(tmp_path)
+    assert (comparison.grid, comparison.cells.keys()) == (("split",), {(0, 0), (1, 1)})
+
+
 def test_options_that_every_algorithm_was_run_with_are_a_grid(tmp_path: Path, write_run):
     for number, (algorithm, split, graph) in enumerate(
         itertools.product(("deprl", "d-psgd", "dispfl"), ("dirichlet:0.3", "dirichlet:0.1"), ("ring", "full"))
@@ -62,12 +69,14 @@ def test_an_algorithm_that_looks_at_no_weights_belongs_to_any(tmp_path: Path, wr
     assert comparison.cells[1, 0] == comparison.cells[1, 1]
 
 
-def test_an_algorithm_of_ones_own_stands_beside_the_others(tmp_path: Path, write_run):
+def test_algorithms_of_ones_own_stand_beside_the_others(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "deprl")
-    description = write_run(tmp_path / "b", "d-psgd") / "experiment.json"
-    description.write_text(description.read_text().replace('"name": "d-psgd"', '"name": "mine"'))
+    for name in ("mine", "hers", "yours", "ours"):
+        description = write_run(tmp_path / name, "d-psgd") / "experiment.json"
+        description.write_text(description.read_text().replace('"name": "d-psgd"', f'"name": "{name}"'))
     comparison = collect(tmp_path)
-    assert ([system.label for system in comparison.systems], comparison.grid) == (["DePRL", "mine"], ())
+    assert [system.label for system in comparison.systems] == ["DePRL", "hers", "mine", "ours", "yours"]
+    assert comparison.grid == ()
 
 
 @pytest.mark.parametrize(
@@ -164,6 +173,7 @@ def test_an_experiment_on_objects_can_be_reported(tmp_path: Path, write_run):
     description["data"] = {"kind": "arrays", "name": "mine", "sha256": "0" * 64}
     (run / "experiment.json").write_text(json.dumps(description))
     assert shown(collect(tmp_path).shared["data"]) == "arrays mine"
+    assert shown({"kind": "function mine"}) == "function mine"
 
 
 def test_slugs_are_names_of_files_and_all_different():

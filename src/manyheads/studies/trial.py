@@ -20,8 +20,8 @@ SEEDS = (1, 12, 123, 1234)
 GRAPHS = {"ring": "ring", "random": "random:0.25", "full": "full"}
 """The paper's graphs as we spell them."""
 
-_IN_EVERY_NAME = ("data", "algorithm", "split", "graph", "workers", "seed")
-_NOT_IN_NAMES = {*_IN_EVERY_NAME, "validation"}
+_NOT_IN_NAMES = {"data", "algorithm", "split", "graph", "workers", "seed", "validation"}
+"""The options that every name says in a way of its own, and one that is the same in all trials."""
 
 _NOT_COMPARED = {"precision", "step_seconds"}
 """What a record need not share with its trial: how exactly it was computed, and what the simulated clock counts."""
