@@ -75,3 +75,13 @@ def test_a_regression_is_not_in_percent(tmp_path: Path, write_run):
     _set(write_run(tmp_path / "a"), accuracy_mean=-0.25, majority_floor=None)
     assert title(collect(tmp_path)) == "DePRL on digits"
     assert verdict(collect(tmp_path)) == "DePRL reaches -0.25."
+
+
+def test_nobody_is_ahead_alone_or_without_scores(tmp_path: Path, write_run):
+    for split in ("iid", "shards:2"):
+        write_run(tmp_path / "alone" / split, split=split)
+        for algorithm in ("deprl", "local"):
+            run = write_run(tmp_path / "unscored" / algorithm / split, algorithm, split=split)
+            _set(run, accuracy_mean=None)
+            assert verdict(collect(run)) == ""
+    assert verdict(collect(tmp_path / "alone")) == verdict(collect(tmp_path / "unscored")) == ""

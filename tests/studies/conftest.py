@@ -52,7 +52,7 @@ def write_record(records: Records, trial: Trial, accuracy: float = 0.8, **values
     (folder / "experiment.json").write_text(json.dumps(description))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "workers.jsonl").write_text(json.dumps({"round": rounds, "accuracy": [accuracy] * workers}) + "\n")
-    (folder / "sizes.json").write_text(json.dumps({"train": [20] * workers, "test": [5] + [20] * (workers - 1)}))
+    (folder / "sizes.json").write_text(json.dumps({"train": [20] * workers, "test": [10] + [20] * (workers - 1)}))
     if trial.similarity:
         maps = np.random.default_rng(0).random((workers, workers)).astype(np.float32)
         save_file(dict.fromkeys(("data", "heads", "representations"), maps), folder / "similarity.safetensors")

@@ -34,7 +34,7 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     for trial in get_study("ambiguities").grid(SIZE):
         records_lab.write(records, trial, 0.6 if "classifier" in trial.place["reading"] else 0.7)
         path = records.path(trial) / "workers.jsonl"
-        # The first worker, which has 5 test samples, gets nothing right; the second cannot be scored.
+        # The first worker, which has 10 test samples, gets nothing right; the second cannot be scored.
         path.write_text(path.read_text().replace("[0.7, 0.7,", "[0.0, null,"))
     get_study("ambiguities").write(SIZE, records, tmp_path)
     rows = list(csv.DictReader((tmp_path / "ambiguities.csv").read_text().splitlines()))
@@ -51,6 +51,6 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     assert row("no cap")["floor"] and not row("mean weighted")["floor"]
     assert float(row("the head is")["moved"]) == pytest.approx(-10)
     assert float(row("without workers of at most 10")["ours"]) == pytest.approx(70)
-    assert float(row("mean weighted")["ours"]) == pytest.approx(70 * 126 * 20 / (126 * 20 + 5), abs=1e-3)
+    assert float(row("mean weighted")["ours"]) == pytest.approx(70 * 126 * 20 / (126 * 20 + 10), abs=1e-3)
     assert float(row("scored before mixing", "d-psgd")["moved"]) == pytest.approx(1)
     assert float(row("best evaluated round")["moved"]) == pytest.approx(0, abs=0.1)

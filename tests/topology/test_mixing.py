@@ -260,8 +260,7 @@ def test_workers_are_absent_as_often_as_asked():
 
 def test_somebody_is_always_present():
     mixing = build_mixing("ring", 3, worker_failure=0.99)
-    counts = {int(mixing.rows(round).present.sum()) for round in range(100)}
-    assert counts == {1, 2} or counts == {1}
+    assert min(int(mixing.rows(round).present.sum()) for round in range(100)) == 1
 
 
 @patient
