@@ -9,10 +9,11 @@ import pytest
 from manyheads.algorithms import DePRL
 from manyheads.data import load
 from manyheads.models import build
+from manyheads.new_workers import NewWorkers
 from manyheads.studies.cost import PARAMETERS, SAMPLES, Costs, total
 from manyheads.studies.records import Records
 from manyheads.studies.tables import STUDIES
-from manyheads.studies.trial import PAPER
+from manyheads.studies.trial import PAPER, joined
 
 SHAPES = {
     "mlp:64": ((1, 8, 8), 10),
@@ -58,6 +59,16 @@ def test_records_are_believed(tmp_path: Path, records_lab: SimpleNamespace) -> N
     both = total([on_cpu, on_gpu])
     assert both.seconds == on_cpu.seconds + on_gpu.seconds
     assert not both.measured
+
+
+def test_a_run_that_new_workers_build_on_counts_once(tmp_path: Path) -> None:
+    costs, source = Costs(tmp_path, "cpu"), PAPER.trial("deprl", "cifar10", 0.3, seed=1)
+    new = [joined(source, NewWorkers(split=f"dirichlet:{a}")) for a in (0.1, 0.5)]
+    run, first, second = (one.seconds for one in costs.of_all([source, *new]))
+    assert run == costs(source).seconds
+    assert 0 < first == second < run / 5
+    assert [one.seconds for one in costs.of_all(new)] == [run + first, second]
+    assert [one.seconds for one in costs.of_all([source, source])] == [run, run], "all else is made as often as asked"
 
 
 def test_every_trial_of_the_tables_has_an_estimate(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ import pytest
 from manyheads.data import federate, load
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
+from manyheads.new_workers import NewWorkers
 from manyheads.rounds import train
 from manyheads.store import Run
 from manyheads.studies.cost import Costs
 from manyheads.studies.records import Records, sizes
-from manyheads.studies.trial import PAPER, QUICK, Trial
+from manyheads.studies.trial import PAPER, QUICK, Trial, joined
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,19 @@ def test_a_record_is_the_run_without_its_weights(made: tuple[Trial, Path], tmp_p
     assert len(found.workers["accuracy"]) == 4
     held = sizes(found)
     assert (len(held["train"]), sum(held["train"]), sum(held["test"])) == (4, 1438, 359)
+
+
+def test_new_workers_follow_a_run_that_is_missing_too(made: tuple[Trial, Path], tmp_path: Path) -> None:
+    recorded, path = made
+    source, other = (replace(recorded, experiment=replace(recorded.experiment, seed=seed)) for seed in (12, 123))
+    on = ((recorded, 0.5), (source, 0.5), (source, 0.1))
+    new = [joined(trial, NewWorkers(workers=2, split=f"dirichlet:{a}")) for trial, a in on]
+    records = Records(tmp_path)
+    records.keep(path, recorded)
+    assert records.missing([recorded, source, other, *new]) == [source, new[1], new[2], other, new[0]]
+    assert records.missing([new[1], source]) == [source, new[1]]
+    assert records.missing([new[1], other]) == [new[1], other], "nobody asked for its run"
+    assert records.missing([recorded]) == []
 
 
 def test_what_a_record_does_not_show_is_run_again(made: tuple[Trial, Path], tmp_path: Path) -> None:
@@ -88,7 +102,7 @@ def test_long_runs_are_thinned_to_their_last_round(tmp_path: Path, records_lab: 
     found = records.read(trial)
     assert found is not None
     rounds = [row["round"] for row in found.metrics]
-    assert len(rounds) <= 200
+    assert len(rounds) <= 100
     assert rounds[-1] == 1001
     assert found.summary["evaluated_rounds"] == 1001
 

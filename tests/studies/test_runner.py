@@ -82,6 +82,16 @@ def test_new_workers_build_on_one_run_which_is_recorded_too(tmp_path: Path) -> N
     assert all(run is not None and run.algorithm == "join" and run.options["workers"] == 2 for run in found)
 
 
+def test_a_run_that_new_workers_will_need_keeps_its_weights_until_then(tmp_path: Path) -> None:
+    source, other = _trial(), _trial("fedavg")
+    new = joined(source, NewWorkers(workers=2, split="dirichlet:0.5", head_epochs=2))
+    runner = _runner(tmp_path, checkpoints=False)
+    news = list(runner.run([source, new, other]))
+    assert [item.round for item in news if item.job == 1] == [2, 3, 4, 4], "its first round is the run's last"
+    assert all(map(runner.records.have, (source, new, other)))
+    assert list((tmp_path / "work").iterdir()) == []
+
+
 def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
     trials = [_trial(lr=1e30, clip=0.0), _trial()]
     runner = _runner(tmp_path)

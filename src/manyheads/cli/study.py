@@ -133,9 +133,8 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
     from manyheads.terminal import human_bytes, human_seconds, table
 
     device = pick_device(_runtime(args).device).type
-    missing = [trial for trial in trials if not records.have(trial)]
-    costs = Costs(records.folder, device)
-    estimates = [costs(trial) for trial in missing]
+    missing = records.missing(trials)
+    estimates = Costs(records.folder, device).of_all(missing)
     body = [
         [trial.name, str(trial.rounds), human_seconds(one.seconds), human_bytes(one.bytes)]
         for trial, one in zip(missing, estimates, strict=True)
@@ -158,7 +157,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
 
     make_folder(args.work)
     runtime, records = _runtime(args), Records(folder)
-    missing = [trial for trial in trials if not records.have(trial)]
+    missing = records.missing(trials)
     if not args.quiet:
         print(f"{args.name}: {len(missing)} of {len(trials)} runs are to be made", flush=True)
     missing = _with_data(missing, runtime.data_dir, strict=args.name != "all")

@@ -58,16 +58,15 @@ class Costs:
         self.on_gpu = device != "cpu"
         self._paces = _paces(records, self.on_gpu)
 
-    def __call__(self, trial: Trial) -> Estimate:
-        """A trial's time and memory."""
+    def __call__(self, trial: Trial, *, trained: bool = False) -> Estimate:
+        """A trial's time and memory; ``trained``: the run that its new workers build on has been made."""
         kind = (trial.data, str(trial.experiment.model), trial.experiment.algorithm.name, trial.experiment.workers)
         paces = self._paces.get(kind, [])
-        if paces:
-            seconds = trial.source.rounds * median(paces)
-        elif trial.new is None:
-            seconds = self._guess(trial)
-        else:
-            seconds = self._guess(trial.source) + self._passes(trial, trial.new.head_epochs * _FORWARD)
+        seconds = 0.0
+        if not trained:
+            seconds += trial.source.rounds * median(paces) if paces else self._guess(trial.source)
+        if trial.new is not None:
+            seconds += self._passes(trial, trial.new.head_epochs * _FORWARD)
         if self.on_gpu:
             seconds += _GPU_START_SECONDS
         return Estimate(seconds, _bytes(trial), bool(paces))
@@ -87,6 +86,15 @@ class Costs:
         if self.on_gpu:
             return train * passes * GPU_SECONDS_PER_SAMPLE.get(model.partition(":")[0], 1e-6)
         return train * passes * step_seconds(model, batch) / batch / cores()
+
+    def of_all(self, trials: Iterable[Trial]) -> list[Estimate]:
+        """Estimates of trials that are made one after another: a run once, however many new workers build on it."""
+        made: set[str] = set()
+        estimates = []
+        for trial in trials:
+            estimates.append(self(trial, trained=trial.new is not None and trial.source.name in made))
+            made.add(trial.source.name)
+        return estimates
 
 
 def total(estimates: Sequence[Estimate]) -> Estimate:

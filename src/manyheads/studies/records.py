@@ -9,7 +9,7 @@ import json
 import re
 import zipfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -66,6 +66,20 @@ class Records:
             and (not trial.theory or "mean_theory_m" in summary)
             and (not trial.similarity or (path / SIMILARITY).exists())
         )
+
+    def missing(self, trials: Sequence[Trial]) -> list[Trial]:
+        """The trials that are not recorded, in their order but for this.
+
+        New workers come right after the run they build on, where that is missing as well: then it is made once, and
+        its weights need not be kept for long.
+        """
+        left = [trial for trial in trials if not self.have(trial)]
+        following = {trial.name: list[Trial]() for trial in left if trial.new is None}
+        for trial in left:
+            if trial.new is not None and trial.source.name in following:
+                following[trial.source.name].append(trial)
+        leading = [trial for trial in left if trial.new is None or trial.source.name not in following]
+        return [one for trial in leading for one in (trial, *following.get(trial.name, ()))]
 
     def read(self, trial: Trial) -> Finished | None:
         """A trial's recorded run; None: it is not recorded."""

@@ -20,7 +20,7 @@ from manyheads.parts import pick_device
 from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.store import Run, RunDirectory
-from manyheads.store.layout import PARTITION
+from manyheads.store.layout import PARTITION, SUMMARY
 from manyheads.studies.cost import Costs
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
@@ -56,19 +56,21 @@ class Runner:
         """
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         costs = Costs(self.records.folder, pick_device(self.runtime.device).type)
-        takes: dict[tuple[str, str], float] = {}
+        takes: dict[tuple[str, str, bool], float] = {}
         for number, trial in enumerate(trials):
-            kind, began = (trial.data, trial.experiment.algorithm.name), time.monotonic()
+            began, trained = time.monotonic(), self._is_trained(trial)
             if began >= deadline:
                 return
-            if began + takes.get(kind, costs(trial).seconds / _AT_MOST_TOO_LONG) > deadline:
+            kind = (trial.data, trial.experiment.algorithm.name, trained)
+            if began + takes.get(kind, costs(trial, trained=trained).seconds / _AT_MOST_TOO_LONG) > deadline:
                 continue
             if self.records.have(trial):
                 # New workers have left the record of the run that they build on.
                 yield News(number, "finished", trial.rounds)
                 continue
             pace = _Pace(trial.rounds)
-            with closing(self._one(trial)) as news:
+            needed = {later.source.name for later in trials[number + 1 :] if later.new is not None}
+            with closing(self._one(trial, weights=trial.name in needed)) as news:
                 for item in news:
                     yield replace(item, job=number)
                     if item.state == "running" and (end := pace.end(item.round)) > deadline:
@@ -76,17 +78,20 @@ class Runner:
                         break
                 else:
                     takes[kind] = time.monotonic() - began
-            needed = {later.source.name for later in trials[number + 1 :] if later.new is not None}
             self._clear(trial, needed)
 
-    def _one(self, trial: Trial) -> Generator[News]:
-        """One run and its end; what keeps it from its end is said in the last news."""
+    def _is_trained(self, trial: Trial) -> bool:
+        """Whether the run that a trial's new workers build on lies there."""
+        return trial.new is not None and (self.path(trial.source) / SUMMARY).exists()
+
+    def _one(self, trial: Trial, *, weights: bool) -> Generator[News]:
+        """One run and its end; what keeps it from its end is said in the last news. ``weights``: others need them."""
         _free_memory(pick_device(self.runtime.device))
         runtime = trial.runtime(self.runtime)
         try:
             if trial.new is not None:
                 yield from self._new_workers(trial, runtime)
-            elif self.checkpoints or trial.similarity:
+            elif self.checkpoints or weights or trial.similarity:
                 yield from self._with_weights(trial, runtime)
             else:
                 yield from self._without_weights(trial, runtime)
