@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from manyheads.algorithms import REGISTRY, DePRL
 from manyheads.report.chapters import Chapter, of_setting, of_systems
 from manyheads.report.comparison import collect
 
@@ -56,6 +57,17 @@ def test_an_algorithm_of_ones_own_has_another_colour_and_is_dashed_where_it_need
     learning = of_setting(collect(tmp_path), 0)[0]
     assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", learning.rows[0][1][0].inline))
     assert "Dashed: needs a server." in learning.text
+
+
+def test_a_ninth_algorithm_in_the_registry_has_another_colour_than_the_first(
+    tmp_path: Path, write_run, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(REGISTRY, "mine", DePRL)
+    write_run(tmp_path / "a", "deprl")
+    description = write_run(tmp_path / "b", "deprl") / "experiment.json"
+    description.write_text(description.read_text().replace('"name": "deprl"', '"name": "mine"'))
+    inline = of_setting(collect(tmp_path), 0)[0].rows[0][1][0].inline
+    assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", inline))
 
 
 def test_the_texts_explain_what_there_is_to_see(chapters: list[Chapter]):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from manyheads.algorithms import REGISTRY
-from manyheads.figures import MOST_LINKS
+from manyheads.figures import COLOURS, MOST_LINKS
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, slugs
@@ -73,13 +73,14 @@ class _Drawn:
 def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
     """The chapters of one point of the grid."""
     prefix = comparison.prefix(setting)
-    algorithms = {system.algorithm for system in comparison.systems}
-    # A built-in algorithm has a colour of its own, unless two lines would then have the same.
-    own_colours = len(algorithms) == len(comparison.systems) and algorithms <= REGISTRY.keys()
+    places = {name: place % len(COLOURS) for place, name in enumerate(REGISTRY)}
+    own = {places.get(system.algorithm) for system in comparison.systems} - {None}
+    # A registered algorithm has a colour of its own, unless two lines would then have the same.
+    own_colours = len(own) == len(comparison.systems)
     drawn = [
         _Drawn(
             system.label,
-            list(REGISTRY).index(system.algorithm) if own_colours else i,
+            places[system.algorithm] if own_colours else i,
             runs,
             dashed=runs[0].options["graph"] == "server",
         )
