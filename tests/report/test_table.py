@@ -17,7 +17,8 @@ def test_the_table_is_sorted_marks_the_best_and_shows_the_floor(tmp_path: Path, 
     assert [[cell.best for cell in row.cells[:2]] for row in rows] == [[True, False], *[[False, False]] * 3]
     for column in (titles.index("worst tenth, %"), titles.index("spread over workers, %")):
         assert sum(row.cells[column].best for row in rows) == 1
-    assert rows[0].cells[1].text == "–"
+    assert not any(row.cells[titles.index("time")].best for row in rows), "no merit of a system"
+    assert (rows[0].cells[1].text, rows[0].cells[1].order) == ("–", 0)
     assert " ± " in rows[1].cells[1].text
     assert [row.floor for row in rows] == [False, False, True, False]
     assert rows[3].cells[titles.index("sent per worker")].text == "0 B"
@@ -32,9 +33,11 @@ def test_a_single_run_has_no_best_no_deviation_and_no_column_for_them(tmp_path: 
 
 
 def test_a_regressions_scores_are_no_accuracies(tmp_path: Path, write_run):
-    summary = write_run(tmp_path / "run") / "summary.json"
-    summary.write_text(json.dumps({**json.loads(summary.read_text()), "majority_floor": None}))
-    assert table.headers(collect(tmp_path))[:2] == ["score", "spread over workers"]
+    for algorithm in ("deprl", "local"):
+        summary = write_run(tmp_path / algorithm, algorithm) / "summary.json"
+        summary.write_text(json.dumps({**json.loads(summary.read_text()), "majority_floor": None}))
+    assert table.headers(collect(tmp_path))[:3] == ["score", "behind the best", "spread over workers"]
+    assert [row.label for row in table.rows(collect(tmp_path))] == ["DePRL", "Local"]
 
 
 def test_the_number_of_seeds_is_shown_where_it_differs(tmp_path: Path, write_run):

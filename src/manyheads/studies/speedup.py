@@ -68,7 +68,8 @@ def _table5(results: Results, report: Report) -> None:
             theirs = (
                 (None,) * 3 if cell is None else (cell.final_accuracy, cell.convergence_time, cell.time_to_accuracy)
             )
-            numbers.append([data, count, algorithm, *theirs, *(found and found.mean for found in ours)])
+            accuracy, *times = (found and found.mean for found in ours)
+            numbers.append([data, count, algorithm, *theirs, accuracy and 100 * accuracy, *times])
         rows.append(line)
     kinds = ("accuracy, %", "convergence, s", "to accuracy, s")
     report.add_table(["data", "workers", *(f"{title(a)}: {kind}" for a in ALGORITHMS for kind in kinds)], rows)
@@ -155,9 +156,7 @@ def _rounds_to_target(results: Results, measure: str, **place: Any) -> tuple[flo
     """
     runs = {count: results.runs(workers=count, **place) for count in results.values("workers")}
     falls = {count: _falling(here, measure) for count, here in runs.items() if here}
-    if len(falls) < 2:
-        return 0.0, {}
-    if any(values[-1] == values[0] for _, values in falls.values()):
+    if len(falls) < 2 or any(values[-1] == values[0] for _, values in falls.values()):
         return 0.0, {}
     target = max(float(values[-1]) for _, values in falls.values())
     return target, {count: float(x[int((values <= target).argmax())]) for count, (x, values) in falls.items()}
