@@ -100,17 +100,20 @@ def test_overlap_takes_a_whole_class_when_it_is_too_small(toy: Make) -> None:
         assert (data.y_test.numpy()[rows] == 0).sum() == 2
 
 
-def test_reweighted_weights_have_mean_one_and_only_own_classes(toy: Make) -> None:
-    data = toy([100] * 4, [10, 20, 30, 40])
+def test_reweighted_weights_have_mean_one_and_the_mixture_of_the_train_samples(toy: Make) -> None:
+    data = toy([100] * 4, [1, 20, 30, 40])
     partition = draw_partition(data, parse_split("shards:1"), 4, seed=1)
     test = split_test("reweighted", data, partition, seed=1)
-    assert sorted(test.sizes.tolist()) == [10, 20, 30, 40]
+    assert sorted(test.sizes.tolist()) == [1, 20, 30, 40]
     assert test.weight is not None and np.allclose(test.weight, 1)
     partition = draw_partition(data, parse_split("dirichlet:1"), 4, seed=1)
     test = split_test("reweighted", data, partition, seed=1)
     assert test.weight is not None and test.weight.dtype == np.float32
     for weight in np.split(test.weight, test.sizes.cumsum()[:-1]):
         assert weight.mean() == pytest.approx(1, abs=1e-5)
+    train = mixture(data.y_train.numpy(), partition.owner, None, (4, 4))
+    tested = mixture(data.y_test.numpy()[test.rows], np.repeat(np.arange(4), test.sizes), test.weight, (4, 4))
+    np.testing.assert_allclose(tested, train, atol=1e-6)
 
 
 def test_reweighted_worker_without_a_testable_class_has_no_entries(toy: Make) -> None:

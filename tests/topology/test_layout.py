@@ -42,6 +42,7 @@ def test_shapes():
     torus = layout(build_mixing("torus", 12))
     assert (len(np.unique(torus[:, 1])), len(np.unique(torus[:, 0]))) == (3, 4)
     np.testing.assert_allclose(layout(build_mixing("star", 5))[0], 0)
+    assert layout(build_mixing("random:0.4", 12, link_failure=0.9)).shape == (12, 2), "whoever is alone has a place too"
     np.testing.assert_allclose(np.linalg.norm(layout(build_mixing("random:0.05", 500)), axis=1), 1)
 
 
