@@ -45,7 +45,7 @@ from manyheads.network.placement import Placement, blocks
 from manyheads.network.processes import Processes
 from manyheads.network.sites import Sites, without
 from manyheads.parts import connect, deal, pick_device, rates, resolve
-from manyheads.recipes import knows_speed
+from manyheads.recipes import knows_speed, step_seconds
 from manyheads.topology import Mixing
 
 
@@ -123,7 +123,7 @@ def open_session(
     sites = meet_sites(experiment, runtime, processes)
     own = sites.placement[processes.rank] if sites else None
     dataset = _load(experiment.data, own, runtime, progress)
-    asked, experiment = experiment, resolve(experiment, dataset.input_shape, device)
+    experiment = resolve(experiment, dataset.input_shape, device)
     if processes.count > 1:
         compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
     everyone, mixing = deal(experiment, dataset, own), connect(experiment)
@@ -143,7 +143,7 @@ def open_session(
     sizes = sizes_in_sites(everyone, experiment.algorithm, network) if sites else np.array(everyone.train.sizes)
     ctx = _context(experiment, model, federation, sizes, workload, engine, network)
     check_theory(runtime, ctx)
-    notes += _remarks(asked, experiment, model, in_sites=sites is not None)
+    notes += _remarks(experiment, model, in_sites=sites is not None)
     floor = floor_in_sites(everyone, network) if sites else everyone.majority_floor()
     return Session(
         experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
@@ -235,11 +235,12 @@ def _context(
     )
 
 
-def _remarks(asked: Experiment, experiment: Experiment, model: Split, *, in_sites: bool) -> Iterator[str]:
-    """What the user should know about an experiment, as it was asked for and as it became."""
+def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterator[str]:
+    """What the user should know about an experiment."""
+    recipe = experiment.recipe
     if in_sites:
         yield NOT_IN_SITES
-    elif asked.step_seconds is None and not knows_speed(experiment.model):
+    elif experiment.step_seconds == step_seconds(recipe.model, recipe.batch_size) and not knows_speed(recipe.model):
         guess = f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess"
         yield f"{guess}: give --step-seconds, which inspect speed measures."
     if model.constants:

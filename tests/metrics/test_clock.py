@@ -120,7 +120,10 @@ def test_every_net_of_a_recipe_has_its_speed() -> None:
 
 def test_a_guess_is_said_and_a_measurement_is_not(lab: SimpleNamespace) -> None:
     own = lab.tiny(DePRL(), model=nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)))
-    assert any("guess" in note for note in lab.opened(own).notes)
+    session = lab.opened(own)
+    assert any("guess" in note for note in session.notes)
+    # A comparison, and what is begun from another run, come with every value filled in.
+    assert any("guess" in note for note in lab.opened(session.experiment).notes)
     assert not any("guess" in note for note in lab.opened(replace(own, step_seconds=0.1)).notes)
     assert not any("guess" in note for note in lab.opened(lab.tiny(DePRL())).notes)
 
