@@ -6,6 +6,7 @@ import pkgutil
 import re
 import runpy
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -187,6 +188,10 @@ def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
     assert np.load(tmp_path / "flowers.npz")["x"].tolist() == [[1.5, 2], [3, 4.5]]
     assert np.load(tmp_path / "photos.npz")["x"].shape == (2, 3, 32, 32)
     assert all(np.load(tmp_path / name)["y"].tolist() == [0, 1] for name in ("flowers.npz", "photos.npz"))
+    shutil.copy("my.npz", "theirs.npz")
+    for words in commands(GUIDE):
+        if "runs/mine" in words:
+            assert cli.main(words[1:]) == 0, words
     left = {path.name for path in (tmp_path / "runs/mine").iterdir() if not path.name.startswith(".")}
     _, _, section = GUIDE.read_text(encoding="utf-8").partition("## The run directory")
     named = set(re.findall(r"`([\w.]+)/?`", section.partition("\n### ")[0]))
