@@ -156,9 +156,8 @@ class Experiment:
                 values[name] = objects[name]
             elif isinstance(value, dict):
                 what = value.get("kind", "an object")
-                raise UserError(
-                    f"the experiment's {name} is {what}, which cannot be read from a file: give it in Python."
-                )
+                give = f"give it in Python, as Run.open(path, {name}=...)"
+                raise UserError(f"the experiment's {name} is {what}, which cannot be read from a file: {give}.")
         return Experiment(algorithm=algorithm, **values)
 
     @property
