@@ -215,9 +215,10 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
         ]
         rates = ("–", "–") if tuning.best is None else (f"{tuning.chosen.lr:g}", f"{tuning.chosen.head_lr:g}")
         body.append([tuning.label, *scores, *rates])
-    ends = [tuning.label for tuning in tuned if tuning.at_the_end]
-    notes = [f"note: {label}: the best rate is the first or last that was tried." for label in ends]
-    return ["\n".join([table([header], body), *notes])]
+    lines = [table([header], body)]
+    if ends := "; ".join(tuning.label for tuning in tuned if tuning.at_the_end):
+        lines.append(f"note: the best is the first or last rate tried, give --tune factors beyond it: {ends}")
+    return ["\n".join(lines)]
 
 
 def _wrapped(titles: Sequence[str]) -> list[tuple[str, ...]]:
