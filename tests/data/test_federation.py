@@ -192,12 +192,12 @@ def test_regression(regression: Dataset) -> None:
 
 
 def test_describe(toy: Make) -> None:
-    federation = federate(toy([40, 40], [0, 20]), workers=2, split="shards:1", seed=1)
+    federation = federate(toy([41, 39], [0, 20]), workers=2, split="shards:1", seed=1)
     lines = dict(describe(federation))
     assert lines["train samples a worker"] == "min 40, median 40, max 40"
     assert lines["test samples a worker"] == "min 0, median 10, max 20"
-    assert lines["classes a worker"] == "mean 1.0 of 2"
-    assert lines["majority share"].startswith("1.000") and lines["majority floor"].startswith("1.000")
+    assert lines["classes a worker"] == "mean 1.5 of 2"
+    assert lines["majority share"].startswith("0.98") and lines["majority floor"].startswith("1.000")
     assert lines["workers without test samples"] == "1"
     assert "validation samples a worker" not in lines
 

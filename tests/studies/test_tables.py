@@ -60,7 +60,8 @@ def test_the_report_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Sim
             records_lab.write(records, trial, scores[trial.place["algorithm"]] + bonus)
     page = get_study("table1").write(size, records, tmp_path)
     text = page.read_text()
-    assert "12 of 216 runs are recorded" in text
+    assert "12 of 216 runs are recorded." in text
+    assert "Computed on cpu (float32, engine batched, torch 2.6.0): 10:00 min in all." in text
     assert "mobiact" in text
     assert "**90.0 ± 1.4**<br>89.6, +0.4" in text
     assert "80.0 ± 1.4<br>53.9, +26.1" in text
