@@ -136,6 +136,8 @@ def test_arrays_in_memory() -> None:
     assert len(data.x_train) == 50 and len(data.x_test) == 10
     assert data.user_test is not None and data.user_test.tolist() == Y[:10].tolist()
     assert len(arrays.from_arrays(X, Y).x_test) == 10
+    for train, test in (([0, 1], [2, 0]), ([2, 0], [0, 1])):
+        assert arrays.from_arrays(X[:2], train, X[2:4], test).num_classes == 3
 
 
 def test_arrays_in_memory_are_copied() -> None:
