@@ -11,6 +11,7 @@ from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 from manyheads.new_workers import NewWorkers
 from manyheads.session import open_session
+from manyheads.studies import get_study
 from manyheads.studies.trial import PAPER, QUICK, joined, only, without_repeats
 
 TRIAL = PAPER.trial("deprl", "cifar10", 0.1, seed=1)
@@ -23,6 +24,8 @@ def test_the_papers_settings() -> None:
     assert (experiment.lr, experiment.head_lr, experiment.decay, experiment.weight_decay) == (0.01, 0.005, 0.96, 1e-5)
     assert experiment.algorithm == DePRL(head_epochs=2, body_epochs=1)
     assert PAPER.trial("deprl", "cifar100", 0.1, seed=1).experiment.batch_size == 128
+    small = PAPER.trial("deprl", "cifar10", 0.1, seed=1, workers=4, rounds=7)
+    assert (small.experiment.workers, small.rounds, small.every) == (4, 7, 7)
     assert PAPER.trial("fedavg", "cifar10", 0.1, graph="ring", seed=1).experiment.graph == "server"
     assert PAPER.trial("deprl", "cifar10", 0.1, graph="random", seed=1).experiment.graph == "random:0.25"
 
@@ -56,6 +59,10 @@ def test_a_record_fits_if_it_is_of_the_same_run() -> None:
         assert not TRIAL.fits({**stored, **change})
     assert not TRIAL.fits({**stored, "algorithm": {**stored["algorithm"], "head_epochs": 3}})
     assert not TRIAL.fits({**stored, "algorithm": {"name": "d-psgd"}})
+    # Arrays that another machine has rounded in its way.
+    on_arrays = get_study("theory").grid(QUICK)[0]
+    stored = json.loads(on_arrays.experiment.to_json())
+    assert on_arrays.fits({**stored, "data": {**stored["data"], "sha256": "0" * 64}})
 
 
 def test_a_record_of_new_workers_fits_by_what_they_hold() -> None:

@@ -139,13 +139,14 @@ class Size:
     ) -> Trial:
         """One run with the paper's settings but for ``changes``; ``graph`` is ring, random or full."""
         chosen = REGISTRY[algorithm]() if isinstance(algorithm, str) else algorithm
+        rounds = rounds or self.rounds
         experiment = Experiment(
             algorithm=chosen,
             data=data,
             workers=workers or self.workers,
             split=f"dirichlet:{dirichlet}",
             graph=GRAPHS[graph],
-            rounds=rounds or self.rounds,
+            rounds=rounds,
             seed=seed,
             validation=0.0,
             precision=self.precision,
@@ -162,7 +163,7 @@ class Size:
         return Trial(
             complete(experiment),
             {**where, **(place or {})},
-            every=min(every or self.every, experiment.rounds or 1),
+            every=min(every or self.every, rounds),
             theory=theory,
             similarity=similarity,
         )
