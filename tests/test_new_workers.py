@@ -134,6 +134,13 @@ def test_new_workers_keep_the_samples_they_bring(lab: SimpleNamespace, tmp_path:
         assert open_join(source, NewWorkers(data=given, workers=4), lab.cpu).experiment.split == split
 
 
+def test_a_newcomer_with_a_data_set_joins_workers_who_brought_their_own(lab: SimpleNamespace, tmp_path: Path) -> None:
+    source = _trained(lab, tmp_path / "run", data=replace(lab.blobs(), per_worker=True), split=None)
+    theirs = replace(lab.blobs(), user_train=None, user_test=None)
+    session = open_join(source, NewWorkers(data=theirs, workers=1), lab.cpu)
+    assert session.everyone.train.sizes == (len(theirs.x_train),)
+
+
 def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:
     module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
     _trained(lab, tmp_path / "run", model=module)

@@ -182,6 +182,11 @@ def test_natural_gives_every_user_its_own_worker(toy: Make) -> None:
     assert "6 users of toy were grouped into 4 workers" in grouped.notes[0]
 
 
+def test_without_users_one_worker_has_all_samples(toy: Make) -> None:
+    drawn = draw_partition(toy([5, 5], [2, 2]), Natural(), 1, 1)
+    assert drawn.owner.tolist() == [0] * 10 and drawn.share.tolist() == [[1]]
+
+
 def test_splits_that_the_data_cannot_serve(toy: Make, regression: Dataset) -> None:
     data = toy([5, 5], [2, 2])
     with pytest.raises(UserError, match="11 workers for the 10 train samples of toy: ask for at most 10"):

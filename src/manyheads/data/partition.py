@@ -145,7 +145,7 @@ class LabelShards:
 class Natural:
     """Every user is a worker, in the order of their numbers; with fewer workers, users are grouped at random.
 
-    A worker's test samples are those of its own users.
+    A worker's test samples are those of its own users. Without users there can be one worker, who has all samples.
     """
 
     def __str__(self) -> str:
@@ -153,6 +153,8 @@ class Natural:
 
     def draw(self, data: Dataset, workers: int, rng: np.random.Generator) -> Partition:
         if data.user_train is None or data.user_test is None:
+            if workers == 1:
+                return Iid().draw(data, workers, rng)
             raise UserError(
                 f"natural needs a data set with users, {data.name} has none: use dirichlet:0.3, iid or shards:2."
             )
