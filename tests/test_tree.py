@@ -2,7 +2,7 @@
 
 import torch
 
-from manyheads.tree import add_prefix, clone, group, nbytes, repeat, select, stack, strip_prefix, with_rows
+from manyheads.tree import add_prefix, clone, flatten, group, nbytes, repeat, select, stack, strip_prefix, with_rows
 
 TREE = {"representation.fc1.weight": torch.arange(12.0).view(3, 2, 2), "head.bias": torch.arange(3.0).view(3, 1)}
 
@@ -42,6 +42,11 @@ def test_some_rows_are_taken_from_the_new_tree():
     assert some["head.bias"].flatten().tolist() == [-1.0, 1.0, -3.0]
     assert TREE["head.bias"].flatten().tolist() == [0.0, 1.0, 2.0]
     assert with_rows(TREE, new, None) == new
+
+
+def test_a_leaf_is_a_row_for_each_worker():
+    shapes = ((3,), (3, 2), (3, 2, 4), (3, 0))
+    assert [flatten(torch.ones(shape)).shape for shape in shapes] == [(3, 1), (3, 2), (3, 8), (3, 0)]
 
 
 def test_size():

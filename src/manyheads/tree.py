@@ -61,6 +61,11 @@ def repeat(params: Mapping[str, Tensor], num_workers: int) -> Params:
     return {name: leaf.unsqueeze(0).repeat(num_workers, *[1] * leaf.ndim) for name, leaf in params.items()}
 
 
+def flatten(leaf: Tensor) -> Tensor:
+    """One row of numbers for each worker: [W, ...] -> [W, n], of a single number [W] -> [W, 1]."""
+    return leaf.unsqueeze(-1).flatten(1)
+
+
 def shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """What two trees must have alike to take each other's place."""
     return {name: leaf.shape for name, leaf in leaves.items()}

@@ -44,6 +44,17 @@ def normed(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     )
 
 
+class Shifted(nn.Module):
+    """Adds a number that is learned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.by
+
+
 @pytest.fixture(params=VARIANTS)
 def algorithm(request) -> Algorithm:
     return VARIANTS[request.param]
@@ -79,6 +90,16 @@ def test_every_option_can_be_changed():
         same = {option for option in default if default[option] == other[option]}
         assert all(option.endswith("epochs") for option in same), name
         assert kind.name == name and kind.title and kind.__module__.startswith("manyheads.algorithms.")
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_parameter_may_be_a_single_number(name, lab):
+    net = nn.Sequential(nn.Linear(6, 5), Shifted(), nn.ReLU(), nn.Linear(5, 3))
+    start, *_, end = lab.states(lab.opened(lab.tiny(DEFAULT[name], model=net)), 1)
+    singles = [leaf for leaf in start.params if leaf.endswith(".by") and "mask" not in leaf]
+    assert len(singles) == (2 if name == "ditto" else 1)
+    for leaf in singles:
+        assert (start.params[leaf] == 1).all() and not torch.equal(end.params[leaf], start.params[leaf]), leaf
 
 
 def test_deterministic(experiment, lab):

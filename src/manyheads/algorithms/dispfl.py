@@ -29,7 +29,7 @@ from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, ch
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import Phase, Steps
 from manyheads.randomness import hashed, key
-from manyheads.tree import Params, add_prefix, select, strip_prefix, with_rows
+from manyheads.tree import Params, add_prefix, flatten, select, strip_prefix, with_rows
 
 NEXT, SHARED = "mask", "shared_mask"
 _MASK = (1 << 63) - 1
@@ -70,7 +70,7 @@ class DisPFL(Algorithm):
         kept = densities({name: leaf.shape[1:] for name, leaf in weights.items()}, self.density, self.sparsity)
         masks = {}
         for layer, (name, leaf) in enumerate(weights.items()):
-            count = round_count(kept[name], leaf[0].numel())
+            count = round(kept[name] * leaf[0].numel())
             scores = random_scores(leaf, ctx.seed, ctx.ids, round=0, stream=f"mask/{layer}")
             masks[name] = largest(scores, count).view(leaf.shape)
         return State(
@@ -116,10 +116,10 @@ class DisPFL(Algorithm):
             dropped = ceil(share * kept)
             if kept == total or dropped == 0:
                 continue
-            flat, size = old.flatten(1).bool(), trained.params[name].flatten(1).abs()
+            flat, size = flatten(old).bool(), flatten(trained.params[name]).abs()
             stay = largest(size.masked_fill(~flat, -1.0), kept - dropped).bool()
             if self.regrow == "gradient":
-                scores = gradients[name].flatten(1).abs()
+                scores = flatten(gradients[name]).abs()
             else:
                 scores = random_scores(old, ctx.seed, ctx.ids, round=round + 1, stream=f"mask/{layer}")
             grown = largest(scores.masked_fill(stay, -1), dropped).bool()
@@ -131,7 +131,8 @@ def densities(shapes: dict[str, torch.Size], target: float, kind: Literal["erk",
     """Each layer's density. ERK keeps more of small layers, in proportion to (sum of dims) / (product of dims)."""
     if target >= 1 or kind == "uniform":
         return dict.fromkeys(shapes, target)
-    raw = {name: sum(shape) / max(1, shape.numel()) for name, shape in shapes.items()}
+    # A single number is a layer of one.
+    raw = {name: max(1, sum(shape)) / max(1, shape.numel()) for name, shape in shapes.items()}
     size = {name: shape.numel() for name, shape in shapes.items()}
     dense: set[str] = set()
     while True:
@@ -146,11 +147,6 @@ def densities(shapes: dict[str, torch.Size], target: float, kind: Literal["erk",
 
 def _total(size: dict[str, int], names: Iterable[str]) -> int:
     return sum(size[name] for name in names)
-
-
-def round_count(density: float, numel: int) -> int:
-    """How many weights of a layer are kept."""
-    return min(numel, max(0, round(density * numel)))
 
 
 def largest(scores: Tensor, count: int) -> Tensor:

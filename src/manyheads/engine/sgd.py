@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.engine.phase import SGD, Phase
-from manyheads.tree import Params
+from manyheads.tree import Params, flatten
 
 
 def one_by_one(terms: Sequence[Tensor]) -> Tensor:
@@ -23,7 +23,7 @@ def clip_factors(square_norms: Tensor, limit: float) -> Tensor:
 
 def clip_(gradients: Params, limit: float) -> None:
     """Scale each worker's gradient in place so that its norm over all leaves is at most ``limit``."""
-    factors = clip_factors(one_by_one([g.flatten(1).square().sum(1) for g in gradients.values()]), limit)
+    factors = clip_factors(one_by_one([flatten(g).square().sum(1) for g in gradients.values()]), limit)
     for g in gradients.values():
         g.mul_(factors.view(-1, *[1] * (g.ndim - 1)))
 

@@ -8,7 +8,7 @@ from manyheads.engine.phase import Steps
 from manyheads.metrics.spread import spread
 from manyheads.metrics.theory import full_gradient, gradient_phase
 from manyheads.randomness import generator
-from manyheads.tree import Params, select
+from manyheads.tree import Params, flatten, select
 
 
 def smoothness(point: State, groups: frozenset[str], ctx: Context, *, iterations: int = 30) -> Tensor:
@@ -55,7 +55,7 @@ def variability(point: State, ctx: Context) -> float:
 
 def _norms(tree: Params) -> Tensor:
     """Each worker's norm over all leaves, [W]."""
-    return torch.stack([leaf.flatten(1).norm(dim=1) for leaf in tree.values()]).norm(dim=0)
+    return torch.stack([flatten(leaf).norm(dim=1) for leaf in tree.values()]).norm(dim=0)
 
 
 def _unit(tree: Params) -> tuple[Params, Tensor]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from manyheads.tree import group
+from manyheads.tree import flatten, group
 
 _BLOCK_NUMBERS = 1 << 22
 """A block in double precision takes 32 MB, whatever the size of the leaf."""
@@ -38,7 +38,7 @@ def mean_off_diagonal(matrix: Tensor) -> float:
 def _products(leaf: Tensor) -> Tensor:
     """Inner products of every two rows of a leaf [N, ...], [N, N] in double precision."""
     total = torch.zeros(len(leaf), len(leaf), dtype=torch.float64)
-    for rows in leaf.flatten(1).split(max(1, _BLOCK_NUMBERS // len(leaf)), dim=1):
+    for rows in flatten(leaf).split(max(1, _BLOCK_NUMBERS // len(leaf)), dim=1):
         block = rows.to(torch.float64)
         total.addmm_(block, block.T)
     return total
