@@ -79,8 +79,8 @@ def test_not_gzip_is_named(tmp_path: Path, published: Layout) -> None:
     [
         b"",
         b"\0\0",
-        b"\0\0\x0d\1" + bytes(8),
-        b"\0\0\x08\3" + bytes(4),
+        b"\0\0\x0d\1\0\0\0\4" + bytes(4),
+        b"\0\0\x08\3" + bytes(5),
         idx(np.zeros((2, 3), np.uint8))[:-1],
         b"\0\0\x08\0",
     ],

@@ -73,11 +73,8 @@ class Costs:
 
     def _guess(self, trial: Trial) -> float:
         train, test = _samples(trial)
-        rounds = trial.source.rounds
-        scored = _FORWARD * (2 * test + train) / train * (1 / trial.every)
-        if trial.theory:
-            scored += 2 / trial.every
-        return rounds * self._passes(trial, _passes_a_round(trial) + scored)
+        scored = _FORWARD * (2 * test + train) / train + 2 * trial.theory
+        return trial.source.rounds * self._passes(trial, _passes_a_round(trial) + scored / trial.every)
 
     def _passes(self, trial: Trial, passes: float) -> float:
         """Seconds that passes over all train samples take."""
