@@ -67,6 +67,11 @@ def test_shares_outside_their_range_are_refused(lab, anneal):
         lab.tiny(DisPFL(anneal=anneal))
 
 
+def test_without_anneal_masks_stay(lab):
+    start, *_, end = lab.states(lab.opened(lab.tiny(DisPFL(anneal=0.0, epochs=1))))
+    assert all(torch.equal(leaf, end.params[name]) for name, leaf in start.params.items() if "mask" in name)
+
+
 def masks(state, group: str) -> dict[str, torch.Tensor]:
     return strip_prefix(state.params, group)
 

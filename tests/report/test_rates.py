@@ -7,7 +7,7 @@ from manyheads.report.comparison import collect
 from manyheads.report.rates import tried
 
 
-def score(path: Path, value: float) -> None:
+def score(path: Path, value: float | None) -> None:
     file = path / "summary.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "accuracy_validation": value}))
 
@@ -18,6 +18,7 @@ def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run
         write_run(tmp_path / f"local{seed}", "local", seed=seed, lr=0.2, head_lr=0.1)
     for lr, value in ((0.4, 0.8), (0.1, 0.7)):
         score(write_run(tmp_path / "tuning" / f"{lr}", "deprl", seed=1, lr=lr, head_lr=lr / 2), value)
+    score(write_run(tmp_path / "tuning" / "unscored", "deprl", seed=1, lr=0.3, head_lr=0.1), None)
     write_run(tmp_path / "tuning" / "failed", "deprl", seed=1, lr=0.8, head_lr=0.4, finished=False)
     write_run(tmp_path / "tuning" / "of-no-system-here", "d-psgd", seed=1, lr=0.8, head_lr=0.4)
     comparison = collect(tmp_path)
