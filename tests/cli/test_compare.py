@@ -209,7 +209,7 @@ def test_a_folder_has_one_comparison_at_a_time(capsys: pytest.CaptureFixture) ->
         (["deprl", "depr", "--out", "new"], "unknown algorithm 'depr'. Did you mean 'deprl'?"),
         (["deprl", "--preset", "paper", "--out", "new"], "unknown preset 'paper'."),
         (["deprl", "--seeds", "one", "--out", "new"], "--seeds: 'one' is not a whole number."),
-        ([], "the following arguments are required: ALGORITHM"),
+        ([], "ALGORITHM not given: see manyheads compare --help."),
     ],
 )
 def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture) -> None:

@@ -108,9 +108,9 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["inspect", "graph", "--workers", "4", "--out", "/proc/graph.png"], "/proc/graph.png"),
         (["inspect", "data", "--split", "shards:0"], "shards"),
         (["inspect", "run", "."], "no run directory"),
-        (["inspect", "run"], "DIR"),
+        (["inspect", "run"], "DIR not given: see manyheads inspect run --help."),
         (["export", ".", "--worker", "0", "--out", "x.safetensors"], "no run directory"),
-        (["export", ".", "--out", "x.safetensors"], "--worker"),
+        (["export", "."], "--worker, --out not given: see manyheads export --help."),
         (["predict", ".", "--worker", "0", "--data", "x.npz"], "no run directory"),
     ],
 )  # fmt: skip

@@ -68,4 +68,7 @@ class Parser(argparse.ArgumentParser):
         return UserError(f"unknown option {flag}. {hint}")
 
     def error(self, message: str) -> NoReturn:
+        _, required, missing = message.partition("arguments are required: ")
+        if required:
+            raise UserError(f"{missing} not given: see {self.prog} --help.")
         raise UserError(message.removeprefix("argument "))
