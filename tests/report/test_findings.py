@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from manyheads.report.comparison import collect
 from manyheads.report.findings import conditions, outcome, title, verdict
 
@@ -37,23 +39,38 @@ def test_who_names_classes_in_an_order_of_its_own_is_said(tmp_path: Path, write_
 
 
 def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):
-    scores = {"deprl": (0.91, 0.93), "d-psgd": (0.88, 0.91)}
+    scores = {"deprl": (0.91, 0.93), "d-psgd": (0.88, 0.8998)}
     for algorithm, values in scores.items():
         for seed, value in enumerate(values):
             run = write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed)
             _set(run, accuracy_mean=value, majority_floor=0.5)
     assert conditions(collect(tmp_path)).endswith("10 rounds, 2 seeds (0, 1).")
     assert outcome(collect(tmp_path), 0) == (
-        "DePRL reaches 92.0 ± 1.4 %, 2.5 ± 0.5 points ahead of D-PSGD."
+        "DePRL reaches 92.0 ± 1.4 %, 3.0 ± 0.0 points ahead of D-PSGD."
         " Naming each worker's most frequent class would score 50.0 %."
     )
 
 
-def test_a_lead_within_two_standard_errors_is_called_noise_and_one_seed_is_called_one(tmp_path: Path, write_run):
-    for seed, (ours, theirs) in enumerate([(0.9, 0.8), (0.8, 0.89)]):
-        _set(write_run(tmp_path / f"a{seed}", "deprl", seed=seed), accuracy_mean=ours)
-        _set(write_run(tmp_path / f"b{seed}", "local", seed=seed), accuracy_mean=theirs)
-    assert "ahead of Local, which is within the noise." in outcome(collect(tmp_path), 0)
+@pytest.mark.parametrize(
+    ("leads", "told_apart"),
+    [
+        ((0.02, 0.03), False),  # t = 5.0, and 12.7 would be beyond chance
+        ((0.02, 0.03, 0.025), True),  # t = 8.7 of 4.3
+        ((0.1, 0.01, 0.1, 0.01), False),  # t = 2.1 of 3.2
+        ((0.03, 0.01) * 8, True),  # t = 7.7
+    ],
+)
+def test_a_lead_that_so_few_seeds_may_show_by_chance_is_called_noise(
+    tmp_path: Path, write_run, leads: tuple[float, ...], told_apart: bool
+):
+    for seed, lead in enumerate(leads):
+        _set(write_run(tmp_path / f"a{seed}", "deprl", rounds=1, seed=seed), accuracy_mean=0.8 + lead)
+        _set(write_run(tmp_path / f"b{seed}", "local", rounds=1, seed=seed), accuracy_mean=0.8)
+    noise = "" if told_apart else f", which {len(leads)} seeds do not tell from noise"
+    assert f"points ahead of Local{noise}." in outcome(collect(tmp_path), 0)
+
+
+def test_of_one_seed_no_error_is_known(tmp_path: Path, write_run):
     _set(write_run(tmp_path / "one" / "a", "deprl"), accuracy_mean=0.9)
     _set(write_run(tmp_path / "one" / "b", "local"), accuracy_mean=0.8)
     assert "10.0 points ahead of Local (one seed: no error is known)." in outcome(collect(tmp_path / "one"), 0)

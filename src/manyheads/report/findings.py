@@ -9,6 +9,9 @@ from manyheads.report.numbers import at_end, best_system, difference, majority_f
 _MOST_NAMED = 3
 """Systems that the title names one by one."""
 
+_STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Standard errors that chance exceeds once in twenty, with 2 to 10 seeds; more seeds are taken for ten."""
+
 _CONDITIONS = {"workers": "{} workers", "graph": "graph {}", "split": "split {}", "rounds": "{} rounds"}
 
 
@@ -77,7 +80,8 @@ def _lead(comparison: Comparison, setting: int, best: int) -> str:
     error, noise = "", " (one seed: no error is known)"
     if gap.error is not None:
         error = f" ± {comparison.score(gap.error)}"
-        noise = "" if gap.mean > 2 * gap.error else ", which is within the noise"
+        beyond_chance = gap.mean > _STUDENT_T[min(gap.count, len(_STUDENT_T) + 1) - 2] * gap.error
+        noise = "" if beyond_chance else f", which {gap.count} seeds do not tell from noise"
     margin = f"{comparison.score(gap.mean)}{error}{' points' if comparison.unit else ''}"
     return f", {margin} ahead of {comparison.systems[second].label}{noise}"
 
