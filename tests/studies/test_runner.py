@@ -2,6 +2,7 @@
 
 from contextlib import closing
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -128,9 +129,19 @@ def test_what_cannot_end_in_time_is_left(tmp_path: Path, monkeypatch: pytest.Mon
     assert {item.job for item in news} == {0, 2}
     assert max(item.round for item in news if item.job == 0) < 10
     assert [runner.records.have(trial) for trial in trials] == [False, False, True]
+    assert [path.name for path in runner.work.iterdir()] == [runner.path(trials[0]).name], "it can go on"
     assert list(runner.run([_trial()], seconds=30))[-1].state == "finished"
     assert list(runner.run([_trial(seed=12)], seconds=0)) == []
 
 
+def test_a_runs_end_is_foreseen_from_the_rounds_it_has_made_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([10.0, 11.0, 13.0, 40.0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
+    pace = module._Pace(100)
+    # It goes on from round 20; the first rounds say little, and past the half it is not given up any more.
+    assert [pace.end(round) for round in (21, 22, 24, 51)] == [-inf, -inf, 13 + 76, -inf]
+
+
 def test_what_is_estimated_to_take_far_too_long_is_not_begun(tmp_path: Path) -> None:
-    assert list(_runner(tmp_path).run([_trial(rounds=10_000_000)], seconds=5)) == []
+    trial = _trial(rounds=10_000_000)
+    assert list(_runner(tmp_path).run([trial, joined(trial, NewWorkers(workers=2))], seconds=5)) == []
