@@ -71,10 +71,10 @@ def test_a_ninth_algorithm_in_the_registry_has_another_colour_than_the_first(
 
 
 def test_the_texts_explain_what_there_is_to_see(chapters: list[Chapter]):
-    learning, _, _, similar, *_ = chapters
+    learning, workers, _, similar, *_ = chapters
     assert "Dashed: needs a server." in learning.text
     assert "sends nothing" not in learning.text
-    assert "over seeds" not in learning.text
+    assert "over seeds" not in learning.text + workers.text
     assert "on the diagonal stands a worker beside itself" in similar.text
     assert similar.rows[0][0].startswith("DePRL (correlation of heads with data: ")
 

@@ -146,9 +146,10 @@ def _workers(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chap
     label = f"workers, from the lowest {comparison.score_name} to the highest"
     rank = Axis(label, lambda value: f"rank {value:.0f}", whole=True)
     row = (pictures.curves(name, lines, rank, _score_axis(comparison, " of each worker")),) if lines else ()
+    over_seeds = ", the mean over seeds of each rank" if len(comparison.seeds) > 1 else ""
     text = (
-        f"Every worker's {comparison.score_name} after the last round, sorted, and rank by rank over seeds. A flat "
-        "line treats all workers alike; its left end is the worst served."
+        f"Every worker's {comparison.score_name} after the last round, sorted{over_seeds}. A flat line treats all "
+        "workers alike; its left end is the worst served."
     )
     return Chapter("The workers", text, (("", row),))
 
