@@ -89,6 +89,7 @@ def test_an_experiment_takes_the_path_of_its_data():
         (Experiment, "loss", 3, "a function"),
         (Experiment, "transform", "flip", "a function"),
         (Experiment, "norm", 3, "unknown"),
+        (Experiment, "norm", None, "unknown --norm 'None'"),
         (Experiment, "workers", np.float64(4.0), "int"),
         (Runtime, "out", 3, "Path"),
         (Runtime, "data_dir", b"x", "Path"),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +11,7 @@ from manyheads.algorithms import REGISTRY
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.recipes import RECIPES
+from manyheads.record import Record
 from manyheads.tune import FACTORS, FOLDER, Tuning, tunings, with_rates
 
 
@@ -29,7 +30,9 @@ def _pretend(tuning: Tuning, scores: Sequence[float | None]) -> None:
         job.path.mkdir(parents=True)
         (job.path / "experiment.json").write_text(job.experiment.to_json())
         if score is not None:
-            summary = {"rounds": job.rounds, "accuracy_validation": score}
+            values = dict.fromkeys((spec.name for spec in fields(Record)), 0)
+            words = {"algorithm": job.experiment.algorithm.name, "run_id": job.experiment.run_id}
+            summary = {**values, **words, "rounds": job.rounds, "accuracy_validation": score}
             (job.path / "summary.json").write_text(json.dumps(summary))
 
 

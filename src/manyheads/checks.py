@@ -55,7 +55,8 @@ def settle(owner: Any) -> None:
 def check_value(name: str, value: Any, kind: Any) -> None:
     """A field takes values of its types alone; one typed as a Literal takes its words."""
     if words := _words(kind):
-        if value is not None and value not in words:
+        may_be_none = not {None, NoneType}.isdisjoint(get_args(kind))
+        if value not in words and not (value is None and may_be_none):
             raise unknown(flag(name), str(value), words)
         return
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)

@@ -1,5 +1,6 @@
 """``inspect run``: what ran, what was unusual about it, and where it stands."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -72,3 +73,23 @@ def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -
     (broken / "experiment.json").write_text("{}")
     assert main(["inspect", "run", str(broken)]) == 2
     assert "experiment.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["summary.json", "model.json", "experiment.json"])
+def test_edited_files_of_a_run_end_in_one_line_or_in_none(
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    whole = json.loads((run / name).read_text())
+    commands = (
+        ["inspect", "run", str(run)],
+        ["export", str(run), "--worker", "0", "--out", str(tmp_path / "model.safetensors")],
+    )
+    for key in whole:
+        for edited in ({**whole, key: [1]}, {other: value for other, value in whole.items() if other != key}):
+            (run / name).write_text(json.dumps(edited))
+            for words in commands:
+                status = main(words)
+                lines = capsys.readouterr().err.splitlines()
+                assert (status, len(lines)) in ((0, 0), (2, 1)), (words, edited)

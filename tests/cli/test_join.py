@@ -60,7 +60,7 @@ def test_runs_that_cannot_be_joined(finished: Path, tmp_path: Path, capsys: pyte
     (foreign / "experiment.json").write_text('{"optimizer": "adam"}')
     mistakes = [
         ([unfinished], "is not finished: continue it"),
-        ([foreign], "not an experiment"),
+        ([foreign], "no experiment of manyheads"),
         ([tmp_path / "nowhere"], "is no run directory"),
         ([finished, "--head-epochs", "0"], "--head-epochs 0 is not positive"),
         ([finished, "--representation", "ours"], "--representation: unknown value 'ours'"),

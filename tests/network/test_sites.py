@@ -19,7 +19,7 @@ from manyheads.data.arrays import from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.network.agreement import NOT_IN_SITES
-from manyheads.network.sites import Sites, place, resume_round, without
+from manyheads.network.sites import Sites, place, refuse_others, resume_round, without
 from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.store import Run
@@ -82,6 +82,13 @@ def test_the_weight_of_those_who_are_away_stays_with_their_neighbours() -> None:
         assert np.array_equal(kept[off], before[np.ix_(there, there)][off])
         np.testing.assert_allclose([kept.sum(0), kept.sum(1)], 1)
     assert without(whole, [1, 4]).rows(0).present.tolist() == [True, False, True, True, False, True]
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"workers": [0]}', '{"workers": [0], "away": [], "disturbances": []}'])
+def test_a_damaged_folder_of_a_site_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "site.json").write_text(content)
+    with pytest.raises(UserError, match=r"site\.json is damaged: put it back, or delete it"):
+        refuse_others(tmp_path, range(1))
 
 
 def test_away_for_too_long(tmp_path: Path) -> None:

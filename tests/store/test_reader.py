@@ -173,6 +173,13 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
         Run.open(tmp_path, modle=own).model(0)
     with shelf.refused(tmp_path, "does not fit the weights"):
         Run.open(tmp_path, model=nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))).model(0)
+    described = tmp_path / "model.json"
+    whole = described.read_text()
+    for content in ("", "{}", '{"input_shape": 6, "num_outputs": 3}'):
+        described.write_text(content)
+        with shelf.refused(tmp_path, r"model\.json is damaged: put it back, or delete summary\.json and continue"):
+            Run.open(tmp_path, model=own).model(0)
+    described.write_text(whole)
     path = tmp_path / "models.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
     with shelf.refused(tmp_path, r"models\.safetensors cannot be read"):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from manyheads.record import Record
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
 
@@ -31,7 +33,11 @@ def write_record(records: Records, trial: Trial, accuracy: float = 0.8, **values
     rows = []
     for round in shown:
         row = {
+            **dict.fromkeys((spec.name for spec in fields(Record) if spec.type in (int, float)), 0),
             "round": round,
+            "algorithm": description["algorithm"]["name"],
+            "run_id": experiment.run_id,
+            "accuracy_validation": None,
             "accuracy_mean": accuracy - 0.3 * np.exp(-round / rounds * 6),
             "accuracy_before_mixing": accuracy + 0.01,
             "majority_floor": 0.5,

@@ -90,6 +90,22 @@ def test_a_damaged_record_is_none(made: tuple[Trial, Path], tmp_path: Path, file
     assert not records.have(trial)
 
 
+@pytest.mark.parametrize("file", ["metrics.jsonl", "workers.jsonl", "sizes.json"])
+def test_a_record_of_which_something_is_lost_is_none(made: tuple[Trial, Path], tmp_path: Path, file: str) -> None:
+    trial, path = made
+    records = Records(tmp_path)
+    kept = records.keep(path, trial) / file
+    whole = kept.read_bytes()
+    for content in (b"", whole[:-3], whole[: whole.rindex(b"\n", 0, -1) + 1] if b"\n" in whole[:-1] else b"[]\n"):
+        kept.write_bytes(content)
+        assert not records.have(trial)
+        assert records.read(trial) is None
+    kept.write_bytes(whole)
+    assert records.have(trial)
+    kept.unlink()
+    assert not records.have(trial)
+
+
 def test_long_runs_are_thinned_to_their_last_round(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     trial = QUICK.trial("deprl", "digits", 0.3, seed=1, rounds=1001, every=1)
     source = Records(tmp_path / "source")

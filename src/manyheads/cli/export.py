@@ -52,7 +52,7 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from manyheads.files import write_tensors
     from manyheads.store import Run
-    from manyheads.store.layout import CONSTANTS, EXPERIMENT, MODELS, PARTITION, SIMILARITY, read_description
+    from manyheads.store.layout import CONSTANTS, MODELS, PARTITION, SIMILARITY
 
     if args.out.suffix != ".safetensors":
         raise UserError(f"--out {args.out}: the file is of the safetensors format: give a name ending in .safetensors.")
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     run = Run.open(args.directory)
     net, summary = run.model(args.worker), run.summary()
     # As it stands: arrays and a loss that only Python can give are not needed.
-    given = read_description(run.path / EXPERIMENT) or {}
+    given = run.description
     about = {
         **run.describe_model(),
         "net": given["model"],

@@ -28,14 +28,11 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.algorithms import REGISTRY
     from manyheads.checkpoint import latest_round
     from manyheads.store import Run
-    from manyheads.store.layout import CHECKPOINT, EXPERIMENT, read_description
+    from manyheads.store.layout import CHECKPOINT
     from manyheads.terminal import facts, headline, summary_table
 
     run = Run.open(args.directory)
-    description = read_description(args.directory / EXPERIMENT)
-    if description is None:
-        raise UserError(f"{args.directory / EXPERIMENT} is damaged: put it back, or train the run again.")
-    records, summary = run.metrics(), run.summary()
+    description, records, summary = run.description, run.metrics(), run.summary()
     complete = summary is not None and summary["rounds"] >= description["rounds"]
     done = records[-1]["round"] if records else 0
     name = description["algorithm"]["name"]

@@ -47,7 +47,6 @@ def run(args: argparse.Namespace) -> None:
 
     from manyheads.files import disk_errors, replacing
     from manyheads.store import Run
-    from manyheads.store.layout import EXPERIMENT, read_description
 
     if args.out is not None and args.out.suffix != ".npz":
         raise UserError(f"--out {args.out}: the file is of the npz format: give a name ending in .npz.")
@@ -75,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
         with disk_errors(args.out), replacing(args.out) as file:
             np.savez(file, classes=classes, probabilities=probabilities)
         print(args.out)
-    if y is not None and (read_description(run.path / EXPERIMENT) or {}).get("relabel"):
+    if y is not None and run.description["relabel"]:
         print(f"no accuracy: after --relabel, worker {args.worker} numbers the classes in its own order")
     elif y is not None:
         print(f"accuracy {100 * (classes == y).mean():.1f} % on {len(y)} samples")

@@ -163,7 +163,7 @@ def saved_content(path: Path) -> str | None:
     try:
         with safetensors.safe_open(path, "pt") as file:
             return json.loads(file.metadata()["federation"]).get("content")
-    except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError):
+    except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError):
         return None
 
 

@@ -1,6 +1,5 @@
 """Sites: processes that keep their workers' data to themselves, and go on without one of them where they must."""
 
-import json
 import time
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,11 +11,10 @@ import numpy as np
 from manyheads.errors import Passing, UserError
 from manyheads.files import to_json, write_atomically
 from manyheads.network.placement import Placement, blocks, owners
+from manyheads.store.layout import SITE, read_object
 from manyheads.topology import Mixing, Rows
 from manyheads.topology.mixing import GraphMixing
 from manyheads.topology.rows import sparse_rows
-
-_FILE = "site.json"
 
 
 class Sites:
@@ -41,7 +39,7 @@ class Sites:
         if own_round < round:
             self.disturbances.append(f"This site went on in round {round + 1} with its state of round {own_round}.")
         kept = {"workers": [*workers], "away": self._since, "disturbances": self.disturbances}
-        write_atomically(folder / _FILE, (to_json(kept, indent=2) + "\n").encode())
+        write_atomically(folder / SITE, (to_json(kept, indent=2) + "\n").encode())
 
     def overdue(self) -> bool:
         """Whether somebody has been away for too long."""
@@ -132,8 +130,11 @@ def resume_round(kept: Sequence[Sequence[int]]) -> int:
 
 def _kept(folder: Path) -> dict[str, Any] | None:
     """What an earlier start has left in a site's folder; None: there was none."""
-    path = folder / _FILE
-    return json.loads(path.read_bytes()) if path.exists() else None
+    path = folder / SITE
+    kept = read_object(path)
+    if kept is None and path.exists():
+        raise UserError(f"{path} is damaged: put it back, or delete it and what it knows of who was away.")
+    return kept
 
 
 def _workers(workers: Sequence[int]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.store import Run
-from manyheads.store.layout import EXPERIMENT, MODEL, SIMILARITY, read_description, read_object
+from manyheads.store.layout import EXPERIMENT, MODEL, SIMILARITY, read_object
 from manyheads.tune import FOLDER as TUNING
 
 _SIMILARITIES = ("data", "heads", "representations")
@@ -85,9 +85,10 @@ def find_runs(folder: Path) -> Found:
     unfinished: set[str] = set()
     repeated = 0
     for path in paths:
-        description = _description(path)
+        opened = Run.open(path)
+        description = opened.description
         name = json.dumps(description, sort_keys=True)
-        if (run := _read(path, description)) is None:
+        if (run := _finished(opened)) is None:
             # The sites of a run are one run, which is finished when one of them is.
             unfinished.add(name if is_per_worker(description["data"]) else str(path))
         elif (site := (name, _first_worker(path))) in seen:
@@ -105,7 +106,7 @@ def find_runs(folder: Path) -> Found:
 
 def rejected(folder: Path) -> list[Finished]:
     """The finished runs whose rates were not chosen when the comparison in a folder was tuned."""
-    found = (_read(path, _description(path)) for path in _run_folders(folder / TUNING))
+    found = (_finished(Run.open(path)) for path in _run_folders(folder / TUNING))
     return [run for run in found if run is not None]
 
 
@@ -121,26 +122,18 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(set(folders) - {TUNING})
 
 
-def _description(path: Path) -> dict[str, Any]:
-    if (found := read_description(path / EXPERIMENT)) is None:
-        raise UserError(f"{path / EXPERIMENT} is damaged, or no experiment of manyheads: move its folder away.")
-    return found
-
-
 def _first_worker(path: Path) -> int:
     """The first worker whose model a run directory has: in the sites of a run each another."""
     return (read_object(path / MODEL) or {}).get("first_worker", 0)
 
 
-def _read(path: Path, description: dict[str, Any]) -> Finished | None:
-    """A run; None: it is not finished."""
-    run = Run.open(path)
+def _finished(run: Run) -> Finished | None:
+    """A run as it is compared; None: it is not finished."""
     summary = run.summary()
-    rounds = None if summary is None else summary.get("rounds")
-    if summary is None or not isinstance(rounds, int) or rounds < description["rounds"]:
+    if summary is None or summary["rounds"] < run.description["rounds"]:
         return None
-    options = dict(description)
+    options = dict(run.description)
     own = dict(options.pop("algorithm"))
     metrics, workers = run.metrics(), run.workers()
-    last = workers[-1] if workers and workers[-1]["round"] == rounds else {}
-    return Finished(path, own.pop("name"), own, options, metrics, last, summary, run.damaged_lines)
+    last = workers[-1] if workers and workers[-1]["round"] == summary["rounds"] else {}
+    return Finished(run.path, own.pop("name"), own, options, metrics, last, summary, run.damaged_lines)

@@ -2,8 +2,16 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import MISSING, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any
+
+from manyheads.algorithms import Local
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment
+from manyheads.recipes import Recipe
+from manyheads.record import Record
 
 EXPERIMENT = "experiment.json"
 """What is computed, complete and canonical."""
@@ -25,25 +33,70 @@ SIMILARITY = "similarity.safetensors"
 """Cosines between the workers' data, heads and representations, [workers, workers]."""
 SUMMARY = "summary.json"
 """The last record, written last: it makes the run finished."""
+SITE = "site.json"
+"""In the folder of a site: whose workers these are, and who was away."""
+SIZES = "sizes.json"
+"""In a study's record of a run: train and test samples of every worker."""
 
-_NEEDED = {"algorithm": dict, "workers": int, "rounds": int, "seed": int, "split": str, "graph": str}
-"""What every experiment.json has."""
+_NUMBER = (int, float)
+_METRIC = (int, float, NoneType)
+"""null: it was not finite."""
+_RECORD = {
+    **{
+        spec.name: {int: int, str: str}.get(spec.type, _METRIC)
+        for spec in fields(Record)
+        if spec.name != "round" and spec.default is spec.default_factory is MISSING
+    },
+    # What is counted has a value.
+    "bytes_sent_per_worker": _NUMBER,
+    "seconds": _NUMBER,
+}
+_NEEDED: dict[str, dict[str, Any]] = {
+    # Which words and numbers, an Experiment knows.
+    EXPERIMENT: {
+        **dict.fromkeys((spec.name for spec in fields(Recipe)), (str, *_NUMBER)),
+        **dict.fromkeys(("norm", "workers", "split", "relabel", "graph", "seed"), (str, *_NUMBER)),
+        "algorithm": dict,
+        "data": (str, dict),
+        "model": (str, dict),
+        "precision": (str, NoneType),
+    },
+    METRICS: {"round": int, **_RECORD},
+    WORKERS: {"round": int},
+    MODEL: {"input_shape": list, "num_outputs": int},
+    SUMMARY: {"rounds": int, **_RECORD},
+    SITE: {"workers": list, "away": dict, "disturbances": list},
+    SIZES: {"train": list, "test": list},
+}
+"""File -> what it, or every line of it, has in any case, and of which type."""
+_ALLOWED: dict[str, dict[str, Any]] = {
+    MODEL: {"first_worker": int, "num_workers": int},
+    SUMMARY: {"notes": list, "runtime": dict, "evaluated_rounds": int},
+}
+"""What some have besides."""
 
 
-def read_description(path: Path) -> dict[str, Any] | None:
-    """An experiment.json as it stands, with what no Experiment can be made of; None: it is damaged, or none of ours."""
-    values = read_object(path) or {}
-    ours = "data" in values and all(isinstance(values.get(name), kind) for name, kind in _NEEDED.items())
-    return values if ours and isinstance(values["algorithm"].get("name"), str) else None
+def read_description(path: Path) -> dict[str, Any]:
+    """An experiment.json as it stands, with what no Experiment can be made of. Refuses one that is damaged."""
+    values = read_object(path)
+    if values is None or not isinstance(values["algorithm"].get("name"), str):
+        raise UserError(f"{path} is damaged, or no experiment of manyheads: put it back, or move its folder away.")
+    known = {spec.name for spec in fields(Experiment)} - {"algorithm"}
+    plain = {name: value for name, value in values.items() if name in known and not isinstance(value, dict)}
+    try:
+        # The algorithm may be the user's own: one stands for it that is at home with any number of workers.
+        Experiment(algorithm=Local(), **plain)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    return values
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object in a JSON file; None: there is none, or it is damaged."""
+    """The object in a JSON file; None: there is none, or it is damaged, or is not what a file of that name holds."""
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        return _object(path.read_bytes(), path.name)
+    except OSError:
         return None
-    return value if isinstance(value, dict) else None
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
@@ -52,9 +105,22 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         return
     with path.open("rb") as file:
         for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
-            whole = line.endswith(b"\n") and isinstance(record, dict) and isinstance(record.get("round"), int)
-            yield line, record if whole else None
+            yield line, _object(line, path.name) if line.endswith(b"\n") else None
+
+
+def _object(text: bytes, name: str) -> dict[str, Any] | None:
+    """The object in a JSON text, if it is what a file of that name holds."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except ValueError:
+        return None
+    needed = _NEEDED.get(name, {})
+    if not isinstance(value, dict) or not needed.keys() <= value.keys():
+        return None
+    types = needed | _ALLOWED.get(name, {})
+    return value if all(isinstance(value[key], types[key]) for key in types if key in value) else None
+
+
+def _refuse(constant: str) -> None:
+    """NaN and the infinite, which we never write."""
+    raise ValueError(constant)

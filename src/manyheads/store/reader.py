@@ -1,5 +1,6 @@
 """A run on disk, finished or not, as those who use it read it: its records, its state, the nets it has trained."""
 
+import json
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,13 @@ from manyheads.store.layout import (
     MODELS,
     SUMMARY,
     WORKERS,
+    read_description,
     read_lines,
     read_object,
 )
 from manyheads.tree import shapes
+
+_ANEW = f"put it back, or delete {SUMMARY} and continue the run, which writes it anew."
 
 
 class Run:
@@ -34,8 +38,8 @@ class Run:
     >>> Run.open("runs/ring").model(worker=3)  # doctest: +SKIP
     """
 
-    def __init__(self, path: Path, description: str, objects: dict[str, Any]) -> None:
-        self.path, self._description, self._objects = path, description, objects
+    def __init__(self, path: Path, description: dict[str, Any], objects: dict[str, Any]) -> None:
+        self.path, self.description, self._objects = path, description, objects
         self._damaged: dict[str, int] = {}
         self.notes: list[str] = []
         """What there was to say about the checkpoints when the state was read."""
@@ -47,21 +51,20 @@ class Run:
         What its experiment.json can only describe (a module, arrays, an unregistered algorithm) is given by name.
         """
         path = Path(path)
-        try:
-            return Run(path, (path / EXPERIMENT).read_text(), objects)
-        except (OSError, UnicodeDecodeError):
+        if not (path / EXPERIMENT).exists():
             sites = ", ".join(sorted(site.parent.name for site in path.glob(f"site-*/{EXPERIMENT}")))
             there = f"one of those in it, {sites}" if sites else "the --out of a run"
-            raise UserError(f"{path} is no run directory (no {EXPERIMENT} in it): give {there}.") from None
+            raise UserError(f"{path} is no run directory (no {EXPERIMENT} in it): give {there}.")
+        return Run(path, read_description(path / EXPERIMENT), objects)
 
     def given(self, **objects: Any) -> "Run":
         """The same run, with those of these things that it was opened without."""
-        return Run(self.path, self._description, {**objects, **self._objects})
+        return Run(self.path, self.description, {**objects, **self._objects})
 
     @cached_property
     def experiment(self) -> Experiment:
         """What was computed."""
-        return Experiment.from_json(self._description, **self._objects)
+        return Experiment.from_json(json.dumps(self.description), **self._objects)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The record of every evaluated round, without damaged lines."""
@@ -90,9 +93,11 @@ class Run:
 
     def describe_model(self) -> dict[str, Any]:
         """What it takes to build the net again, and in a site whose models it has."""
-        described = read_object(self.path / MODEL)
-        if described is None or not (self.path / MODELS).exists():
+        path = self.path / MODEL
+        if not (path.exists() and (self.path / MODELS).exists()):
             raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")
+        if (described := read_object(path)) is None:
+            raise UserError(f"{path} is damaged: {_ANEW}")
         return described
 
     def hosted(self) -> range:
@@ -121,10 +126,7 @@ class Run:
             with safe_open(path, framework="pt") as file:
                 weights = {name: file.get_slice(name)[hosted.index(worker)] for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
-            raise UserError(
-                f"{path} cannot be read ({error}): put it back, or delete {SUMMARY} and continue the run, which writes"
-                " it anew."
-            ) from None
+            raise UserError(f"{path} cannot be read ({error}): {_ANEW}") from None
         weights |= self.constants()
         if shapes({**dict(net.named_parameters()), **statistics(net)}) != shapes(weights):
             raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.")

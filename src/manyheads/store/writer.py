@@ -169,8 +169,6 @@ class RunDirectory:
         path = self.path / EXPERIMENT
         if path.exists():
             stored = read_description(path)
-            if stored is None:
-                raise UserError(f"{path} is damaged: put it back, or choose another --out.")
             if differences := _differences(stored, experiment):
                 raise UserError(
                     f"{self.path} holds another experiment ({'; '.join(differences[:_NAMED_DIFFERENCES])}):"

@@ -1,6 +1,7 @@
 """What trials will take, before they run: by records of runs alike where there are any, else estimated."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -8,6 +9,7 @@ from typing import Any
 
 from manyheads.data import Dataset
 from manyheads.data.dataset import RAW
+from manyheads.errors import UserError
 from manyheads.machine import cores
 from manyheads.recipes import step_seconds
 from manyheads.store.layout import EXPERIMENT, SUMMARY, read_description, read_object
@@ -153,6 +155,7 @@ def _paces(records: Path, on_gpu: bool) -> dict[tuple[str, str, str, int], list[
 def _pairs(records: Path) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
     """What each record computes, and what it came to."""
     for summary in sorted(records.glob(f"*/{SUMMARY}")):
-        experiment, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
-        if experiment is not None and end is not None and {"rounds", "seconds"} <= end.keys():
-            yield experiment, end
+        with suppress(UserError):
+            experiment, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
+            if end is not None:
+                yield experiment, end

@@ -5,7 +5,6 @@ A record is a run directory without its weights: ``experiment.json``, ``metrics.
 report`` reads it as well.
 """
 
-import json
 import re
 import zipfile
 import zlib
@@ -25,16 +24,17 @@ from manyheads.store.layout import (
     METRICS,
     PARTITION,
     SIMILARITY,
+    SIZES,
     SUMMARY,
     WORKERS,
     read_description,
+    read_lines,
     read_object,
 )
 from manyheads.studies.trial import Trial
 
 FOLDER = "records"
-_SIZES = "sizes.json"
-_FILES = (EXPERIMENT, METRICS, WORKERS, _SIZES, SIMILARITY, SUMMARY)
+_FILES = (EXPERIMENT, METRICS, WORKERS, SIZES, SIMILARITY, SUMMARY)
 """The summary last: it makes a record whole."""
 
 _MOST_LINES = 100
@@ -57,14 +57,18 @@ class Records:
     def have(self, trial: Trial) -> bool:
         """Whether a trial's run is recorded with all that the trial wants to see of it."""
         path = self.path(trial)
-        summary, stored = read_object(path / SUMMARY) or {}, read_description(path / EXPERIMENT)
-        rounds, evaluated = summary.get("rounds"), summary.get("evaluated_rounds", 0)
-        if rounds is None or stored is None or not trial.fits(stored):
+        try:
+            stored, summary = read_description(path / EXPERIMENT), read_object(path / SUMMARY)
+        except UserError:
             return False
+        if summary is None or not trial.fits(stored):
+            return False
+        rounds, evaluated = summary["rounds"], summary.get("evaluated_rounds", 0)
         return (
             (trial.new is not None or evaluated >= rounds // trial.every)
             and (not trial.theory or "mean_theory_m" in summary)
             and (not trial.similarity or (path / SIMILARITY).exists())
+            and _is_whole(path, rounds)
         )
 
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
@@ -97,7 +101,7 @@ class Records:
             EXPERIMENT: (directory / EXPERIMENT).read_bytes(),
             METRICS: _lines(_thinned(metrics)),
             WORKERS: _lines(workers[-1:]),
-            _SIZES: _lines([_sizes(directory / PARTITION)]),
+            SIZES: _lines([_sizes(directory / PARTITION)]),
             SUMMARY: _lines([{**summary, "evaluated_rounds": len(metrics), **_means(metrics)}]),
         }
         if trial.similarity:
@@ -157,7 +161,18 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def sizes(run: Finished) -> dict[str, list[int]]:
     """Samples of every worker in a recorded run: ``train`` and ``test``."""
-    return json.loads((run.path / _SIZES).read_bytes())
+    found = read_object(run.path / SIZES)
+    assert found is not None, "a record without them is none"
+    return found
+
+
+def _is_whole(record: Path, rounds: int) -> bool:
+    """Whether the files beside a record's summary are as they were written: no line damaged, the last one there."""
+    for name in (METRICS, WORKERS):
+        kept = [row and row["round"] for _, row in read_lines(record / name)]
+        if None in kept or kept[-1:] != [rounds]:
+            return False
+    return read_object(record / SIZES) is not None
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
