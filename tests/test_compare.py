@@ -31,7 +31,7 @@ def test_all_share_partition_graph_and_first_weights(lab: SimpleNamespace) -> No
         for name, leaf in first.ctx.initial.params.items():
             assert torch.equal(session.ctx.initial.params[name], leaf)
     on_graph = [session for session in sessions if session.experiment.graph == "random:0.5"]
-    assert [session.experiment.algorithm.name for session in on_graph] == ["deprl", "d-psgd", "dispfl"]
+    assert {"deprl", "d-psgd", "dispfl"} <= {session.experiment.algorithm.name for session in on_graph}
     for session in on_graph:
         assert np.array_equal(session.mixing.rows(0).dense() > 0, first.mixing.rows(0).dense() > 0)
 

@@ -19,9 +19,9 @@ def _parse(*words: str) -> Experiment:
     return experiment
 
 
-def test_there_is_one_of_each_for_every_algorithm() -> None:
+def test_an_algorithm_has_both_or_none() -> None:
     assert list(PRESETS) == ["recipe", "original", "authors"]
-    assert PRESETS["original"].keys() == PRESETS["authors"].keys() == REGISTRY.keys()
+    assert PRESETS["original"].keys() == PRESETS["authors"].keys() <= REGISTRY.keys()
 
 
 @pytest.mark.parametrize("name", REGISTRY)
