@@ -39,6 +39,7 @@ def _pretend(tuning: Tuning, scores: Sequence[float | None]) -> None:
 def test_every_setting_is_tuned_once_with_the_same_grid(tmp_path: Path) -> None:
     found = tunings(_experiments(5, 1, 12), FACTORS, tmp_path)
     assert [tuning.label for tuning in found] == ["deprl, graph ring", "deprl, graph full", "local"]
+    assert [tuning.title for tuning in found] == ["DePRL, graph ring", "DePRL, graph full", "Local"]
     for tuning in found:
         assert tuning.experiment.seed == 5
         assert [job.experiment.lr for job in tuning.jobs] == [0.05, 0.1, 0.2, 0.4, 0.8]

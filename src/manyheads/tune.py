@@ -44,6 +44,12 @@ class Tuning:
         return max(ranked)[-1] if ranked else None
 
     @property
+    def title(self) -> str:
+        """The label as results have it, where algorithms go by their titles."""
+        algorithm = self.experiment.algorithm
+        return algorithm.title + self.label.removeprefix(algorithm.name)
+
+    @property
     def at_the_end(self) -> bool:
         """Whether the best factor is the grid's smallest or largest, so that a better one may lie beyond."""
         return self.best is not None and self.factors[self.best] in (min(self.factors), max(self.factors))

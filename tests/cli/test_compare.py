@@ -115,7 +115,7 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     assert {Run.open(path).experiment.seed for path in Path("tuned/tuning").iterdir()} == {2}
     (header,) = (line for line in lines if line.startswith("validation accuracy"))
     assert header.split()[-5:] == ["1e-09", "0.5", "lr", "head", "lr"]
-    assert "note: the best is the first or last rate tried, give --tune factors beyond it: deprl; local" in lines
+    assert "note: the best is the first or last rate tried, give --tune factors beyond it: DePRL; Local" in lines
     assert all(": validation " in line for line in lines if line.startswith("tuning") and " × " in line)
     assert any(": validation " in line for line in lines)
     before = _runs("tuned")

@@ -34,6 +34,16 @@ def test_every_chapter_has_its_pictures(chapters: list[Chapter]):
     }
 
 
+def test_the_bands_of_accuracies_end_at_all(tmp_path: Path, write_run, monkeypatch: pytest.MonkeyPatch):
+    for seed, level in ((1, 1.2), (2, 0.6)):
+        write_run(tmp_path / str(seed), "fedavg", seed=seed, level=level, rounds=3)
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.fill_between", lambda axes, x, low, high, **look: drawn.append(high))
+    of_setting(collect(tmp_path), 0)
+    # Of the learning curves by rounds and by bytes, and of the workers; a server leaves no consensus error.
+    assert [max(high) for high in drawn[:3]] == [100] * 3
+
+
 def test_what_was_not_recorded_has_no_chapter(tmp_path: Path, write_run):
     run = write_run(tmp_path / "a", "fedavg")
     (run / "workers.jsonl").unlink()

@@ -93,6 +93,19 @@ def test_a_few_places_are_named_one_by_one_unless_they_are_too_close():
     assert "33.28" not in shown and "60" in shown
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_the_band_of_a_share_stays_within_its_ends(monkeypatch: pytest.MonkeyPatch, share: bool) -> None:
+    drawn = []
+    monkeypatch.setattr(
+        "matplotlib.axes.Axes.fill_between", lambda axes, x, low, high, **look: drawn.append((low, high))
+    )
+    axis = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", 100, share=share)
+    curves("a", [line(points=3, y=np.array([0.1, 0.5, 0.9]), deviation=np.full(3, 0.2))], ROUND, axis)
+    ((low, high),) = drawn
+    np.testing.assert_allclose(low, [0 if share else -10, 30, 70])
+    np.testing.assert_allclose(high, [30, 70, 100 if share else 110])
+
+
 def test_logarithmic_axes_name_their_powers():
     axis = Axis("consensus error", lambda value: f"{value:.2g}", log=True)
     y = 10.0 ** -np.arange(1, 11)

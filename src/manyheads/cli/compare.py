@@ -214,9 +214,9 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
             for place, score in enumerate(tuning.scores)
         ]
         rates = ("–", "–") if tuning.best is None else (f"{tuning.chosen.lr:g}", f"{tuning.chosen.head_lr:g}")
-        body.append([tuning.label, *scores, *rates])
+        body.append([tuning.title, *scores, *rates])
     lines = [table([header], body)]
-    if ends := "; ".join(tuning.label for tuning in tuned if tuning.at_the_end):
+    if ends := "; ".join(tuning.title for tuning in tuned if tuning.at_the_end):
         lines.append(f"note: the best is the first or last rate tried, give --tune factors beyond it: {ends}")
     return ["\n".join(lines)]
 

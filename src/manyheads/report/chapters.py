@@ -119,7 +119,7 @@ def _score_axis(comparison: Comparison, what: str) -> Axis:
     """An axis of accuracies in percent, or of a regression's metric as it is."""
     label = f"{comparison.score_name}{what}"
     if comparison.is_accuracy:
-        return Axis(f"{label}, %", lambda value: f"{comparison.score(value)} %", 100)
+        return Axis(f"{label}, %", lambda value: f"{comparison.score(value)} %", 100, share=True)
     return Axis(label, comparison.score)
 
 

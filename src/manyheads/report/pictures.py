@@ -36,6 +36,8 @@ class Axis:
     log: bool = False
     whole: bool = False
     """Whether only whole numbers make sense."""
+    share: bool = False
+    """Whether every value lies between 0 and 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,7 +219,10 @@ def _plot(axes: "Axes", line: Line, to_x: Axis, to_y: Axis, colour: str, *, mark
     if deviation.any():
         # On a logarithmic axis the band must not reach zero, where it would have no end.
         low = np.maximum(y - deviation, y / 10) if to_y.log else y - deviation
-        axes.fill_between(x, low, y + deviation, color=colour, alpha=0.16, linewidth=0)
+        high = y + deviation
+        if to_y.share:
+            low, high = np.maximum(low, 0), np.minimum(high, to_y.factor)
+        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
     style = (0, (4, 1.6)) if line.dashed else "-"
     marker = "o" if marked or len(x) == 1 else ""
     axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, marker=marker, markersize=4, clip_on=not marker)

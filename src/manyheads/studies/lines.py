@@ -12,7 +12,7 @@ from manyheads.studies.results import Results, shared_seeds
 
 ROUND = Axis("round", lambda value: f"round {value:g}", whole=True)
 TIME = Axis("simulated seconds", lambda value: f"{value:.3g} s")
-ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", factor=100)
+ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", factor=100, share=True)
 
 
 def along(label: str, colour: int, runs: Sequence[Finished], x: str, y: str) -> list[Line]:
