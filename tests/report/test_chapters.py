@@ -34,7 +34,7 @@ def test_every_chapter_has_its_pictures(chapters: list[Chapter]):
     }
 
 
-def test_the_bands_of_accuracies_end_at_all(tmp_path: Path, write_run, monkeypatch: pytest.MonkeyPatch):
+def test_the_bands_of_accuracies_end_at_100_percent(tmp_path: Path, write_run, monkeypatch: pytest.MonkeyPatch):
     for seed, level in ((1, 1.2), (2, 0.6)):
         write_run(tmp_path / str(seed), "fedavg", seed=seed, level=level, rounds=3)
     drawn = []
