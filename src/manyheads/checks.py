@@ -1,12 +1,13 @@
 """What the fields of an experiment, a runtime and an algorithm take: their types, their words, and numbers in range."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cache
 from math import isfinite
 from os import PathLike, fspath
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from torch import nn
@@ -40,36 +41,47 @@ def not_negative(owner: object, *names: str) -> None:
 
 def settle(owner: Any) -> None:
     """Numbers of numpy become Python's, words and paths what is wanted of the two; what does not fit is refused."""
-    for spec in fields(owner):
-        value = getattr(owner, spec.name)
+    for name, kind in wanted(type(owner)).items():
+        value = getattr(owner, name)
         if isinstance(value, np.generic):
             value = value.item()
-        if isinstance(value, str) and spec.type == Path | None:
+        if isinstance(value, str) and Path in kind.types and str not in kind.types:
             value = Path(value)
-        elif isinstance(value, PathLike) and str in get_args(spec.type):
+        elif isinstance(value, PathLike) and str in kind.types:
             value = fspath(value)
-        check_value(spec.name, value, spec.type)
-        object.__setattr__(owner, spec.name, value)
+        kind.check(name, value)
+        object.__setattr__(owner, name, value)
 
 
-def check_value(name: str, value: Any, kind: Any) -> None:
-    """A field takes values of its types alone; one typed as a Literal takes its words."""
-    if words := _words(kind):
-        may_be_none = not {None, NoneType}.isdisjoint(get_args(kind))
-        if value not in words and not (value is None and may_be_none):
-            raise unknown(flag(name), str(value), words)
-        return
-    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    types: list[type] = [get_origin(part) or part for part in parts]
-    if not all(isinstance(each, type) and each is not Any for each in types):
-        # Of an algorithm of the user's own, such as Any.
-        return
-    also = [int] if float in types else []
-    # Python counts True as a number.
-    fits = bool in types if isinstance(value, bool) else isinstance(value, (*types, *also))
-    if not fits:
-        wanted = " or ".join(_NAMES.get(kind, kind.__name__) for kind in types if kind is not NoneType)
-        raise UserError(f"{flag(name)} {shown(value)} is of the wrong type: give {wanted}.")
+@dataclass(frozen=True)
+class Kind:
+    """What a field takes: values of its types alone, or the words of its Literal."""
+
+    types: tuple[type, ...]
+    words: tuple[str, ...]
+
+    def check(self, name: str, value: Any) -> None:
+        """Refuse a value that does not fit, under the field's name."""
+        if self.words:
+            if value not in self.words and not (value is None and NoneType in self.types):
+                raise unknown(flag(name), str(value), self.words)
+            return
+        if not all(isinstance(each, type) and each is not Any for each in self.types):
+            # Of an algorithm of the user's own, such as Any.
+            return
+        also = [int] if float in self.types else []
+        # Python counts True as a number.
+        fits = bool in self.types if isinstance(value, bool) else isinstance(value, (*self.types, *also))
+        if not fits:
+            names = " or ".join(_NAMES.get(kind, kind.__name__) for kind in self.types if kind is not NoneType)
+            raise UserError(f"{flag(name)} {shown(value)} is of the wrong type: give {names}.")
+
+
+@cache
+def wanted(owner: type) -> dict[str, Kind]:
+    """What each field of a dataclass takes."""
+    types = get_type_hints(owner)
+    return {spec.name: _kind(types[spec.name]) for spec in fields(owner)}
 
 
 def shown(value: Any) -> str:
@@ -77,8 +89,11 @@ def shown(value: Any) -> str:
     return repr(value) if isinstance(value, (str, int, float, type, NoneType)) else f"({type(value).__name__})"
 
 
-def _words(kind: Any) -> list[str]:
-    args = get_args(kind)
-    if get_origin(kind) is Literal:
-        return [word for word in args if word is not None]
-    return [word for part in args for word in _words(part)]
+def _kind(annotation: Any) -> Kind:
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    literals = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
+    types = [get_origin(part) or part for part in parts]
+    return Kind(
+        tuple(NoneType if None in literals and each is Literal else each for each in types),
+        tuple(word for word in literals if word is not None),
+    )

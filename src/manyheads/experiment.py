@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from torch import nn
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.deprl import DePRL
 from manyheads.algorithms.phases import WHOLE
-from manyheads.checks import check_value, not_negative, positive, settle, shown
+from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
@@ -238,9 +238,9 @@ def check_options(algorithm: Algorithm) -> None:
             f"{kind.__name__} is called '{algorithm.name}', as another algorithm is: give it a name of its own."
         )
     values, defaults = asdict(algorithm), option_defaults(kind)
-    types = get_type_hints(kind)
+    kinds = wanted(kind)
     for name, value in values.items():
-        check_value(name, value, types[name])
+        kinds[name].check(name, value)
         if isinstance(value, (int, float)):
             not_negative(algorithm, name)
         if name.endswith("steps") and value is not None:
@@ -264,12 +264,12 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
             kind = get_algorithm(name)
         except UserError as error:
             raise UserError(f"{error} One of your own is given in Python, as Run.open(path, algorithm=...).") from None
-    known = {spec.name: spec.type for spec in fields(kind)}
+    known = wanted(kind)
     for name, value in options.items():
         if name not in known:
             raise unknown(f"option of {kind.name}", name, known)
         # Before the algorithm is made, whose own checks count on numbers.
-        check_value(name, value, known[name])
+        known[name].check(name, value)
     return kind(**options)
 
 

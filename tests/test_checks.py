@@ -1,0 +1,78 @@
+"""What fields take: by their types or their words, with None where it is one of them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+import pytest
+
+from manyheads.checks import settle, wanted
+from manyheads.errors import UserError
+
+
+@dataclass(frozen=True)
+class Owner:
+    family: ClassVar[str] = "none of the fields"
+    word: Literal["a", "b"] = "a"
+    word_or_none: Literal["a", "b"] | None = None
+    none_as_word: Literal["a", None] = None
+    number: float | None = 1.0
+    count: int = 1
+    switch: bool = False
+    folder: Path | None = None
+    data: str | int = "digits"
+    anything: Any = None
+    noted: Annotated[int, {"unhashable": True}] = 0
+
+    def __post_init__(self) -> None:
+        settle(self)
+
+
+@pytest.mark.parametrize(
+    "fitting",
+    [
+        {"word": "b"},
+        {"word_or_none": None},
+        {"none_as_word": None},
+        {"none_as_word": "a"},
+        {"number": 2},
+        {"number": None},
+        {"data": 3},
+        {"anything": object()},
+        {"noted": 3},
+    ],
+)
+def test_what_fits_stays(fitting: dict[str, Any]) -> None:
+    ((name, value),) = fitting.items()
+    assert getattr(Owner(**fitting), name) is value
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"word": "c"}, "unknown --word 'c'"),
+        ({"word": None}, "unknown --word 'None'"),
+        ({"word_or_none": "c"}, "unknown --word-or-none 'c'"),
+        ({"number": "1"}, "--number '1' is of the wrong type: give float"),
+        ({"count": 1.0}, "--count 1.0 is of the wrong type: give int"),
+        ({"count": True}, "--count True is of the wrong type: give int"),
+        ({"switch": 1}, "--switch 1 is of the wrong type: give bool"),
+        ({"data": None}, "--data None is of the wrong type: give str or int"),
+        ({"noted": "x"}, "--noted 'x' is of the wrong type: give int"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        Owner(**wrong)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_numbers_of_numpy_and_paths_become_what_is_wanted() -> None:
+    owner = Owner(count=np.int64(3), folder="runs", data=Path("digits.npz"))  # pyright: ignore[reportArgumentType]
+    assert (owner.count, type(owner.count)) == (3, int)
+    assert (owner.folder, owner.data) == (Path("runs"), "digits.npz")
+
+
+def test_only_fields_are_looked_at() -> None:
+    assert "family" not in wanted(Owner) and wanted(Owner)["word"].words == ("a", "b")
