@@ -12,7 +12,8 @@ FOLDER = Path("runs", "demo")
 
 COMMAND = [
     "compare", "deprl", "d-psgd", "local", "--data", "digits", "--relabel", "--split", "dirichlet:1", "--workers", "32",
-    "--graph", "ring", "--seeds", *"12345678", "--tune", "0.5", "1", "2", "4", "--eval-every", "2", "--out", str(FOLDER),
+    "--graph", "ring", "--seeds", *"12345678", "--tune", "0.5", "1", "2", "4", "--eval-every", "2",
+    "--out", str(FOLDER),
 ]  # fmt: skip
 
 _INTRODUCTION = """\
