@@ -33,5 +33,5 @@ def put(net: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:
-    """The children by name, repeated ones too, which ``namedchildren`` leaves out."""
+    """The children by name, repeated ones too, which ``named_children`` leaves out."""
     return {name: child for name, child in module._modules.items() if child is not None}
