@@ -51,6 +51,17 @@ class Block(nn.Module):
         return torch.relu(self.bn(self.conv(x)) + x)
 
 
+class Scale(nn.Module):
+    """A parameter of a single number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.scale * x
+
+
 def named(**layers: nn.Module) -> nn.Sequential:
     return nn.Sequential(OrderedDict(layers))
 
@@ -98,6 +109,10 @@ def normalised() -> nn.Module:
     )  # fmt: skip
 
 
+def scaled() -> nn.Module:
+    return named(flat=nn.Flatten(), fc1=nn.Linear(32, 8), scale=Scale(), relu=nn.ReLU(), fc2=nn.Linear(8, CLASSES))
+
+
 NETS = {
     "chain": chain,
     "other": other,
@@ -105,8 +120,9 @@ NETS = {
     "images": images,
     "convolutional": convolutional,
     "normalised": normalised,
+    "scaled": scaled,
 }
-STACKED = ("chain", "other", "held", "images")
+STACKED = ("chain", "other", "held", "images", "scaled")
 
 
 def make_model(net: str, dtype: torch.dtype) -> Split:

@@ -18,7 +18,7 @@ def test_readings_are_other_experiments_on_the_same_cells() -> None:
     trials = get_study("ambiguities").grid(SIZE)
     base = {t.name for t in trials if t.place["reading"] == "as read"}
     others = {t.name for t in trials} - base
-    assert (len(base), len(others)) == (10, 20)
+    assert (len(base), len(others)) == (10 + 3, 20 + 4)
     # What is read as everywhere else is what table 3 runs.
     assert base <= {trial.name for trial in get_study("table3").grid(SIZE)}
     assert {t.experiment.head for t in trials if "classifier" in t.place["reading"]} == {"fc9"}
@@ -27,6 +27,10 @@ def test_readings_are_other_experiments_on_the_same_cells() -> None:
     assert {t.experiment.model for t in raw} == {"vgg11"}
     uncapped = {t.experiment.split for t in trials if "cap" in t.place["reading"]}
     assert uncapped == {"dirichlet:0.1:uncapped", "dirichlet:0.5:uncapped"}
+    # The constant rate is the control of another study.
+    assert others & {trial.name for trial in get_study("consensus").grid(SIZE)} == {
+        "cifar100-deprl-dirichlet0.1-ring-128-decay1.0-seed1"
+    }
 
 
 def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
@@ -39,12 +43,9 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     get_study("ambiguities").write(SIZE, records, tmp_path)
     rows = list(csv.DictReader((tmp_path / "ambiguities.csv").read_text().splitlines()))
 
-    def row(reading: str, algorithm: str = "deprl") -> dict[str, str]:
-        (found,) = (
-            r
-            for r in rows
-            if (r["dirichlet"], r["algorithm"]) == ("0.1", algorithm) and r["reading"].startswith(reading)
-        )
+    def row(reading: str, algorithm: str = "deprl", data: str = "cifar10") -> dict[str, str]:
+        place = {"data": data, "dirichlet": "0.1", "algorithm": algorithm}
+        (found,) = (r for r in rows if place.items() <= r.items() and r["reading"].startswith(reading))
         return found
 
     assert (row("as read")["ours"], row("as read")["moved"], row("as read")["paper"]) == ("70", "", "89.57")
@@ -54,3 +55,4 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     assert float(row("mean weighted")["ours"]) == pytest.approx(70 * 126 * 20 / (126 * 20 + 10), abs=1e-3)
     assert float(row("scored before mixing", "d-psgd")["moved"]) == pytest.approx(1)
     assert float(row("best evaluated round")["moved"]) == pytest.approx(0, abs=0.1)
+    assert row("rates do not fall", data="cifar100")["paper"] == "60.72"
