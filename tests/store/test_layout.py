@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from manyheads.store.layout import read_description, read_lines, read_object
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"null"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff", b"null", b"[" * 100_000])
 def test_what_is_no_object_is_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file.json"
     assert read_object(path) is None

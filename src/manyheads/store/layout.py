@@ -112,7 +112,7 @@ def _object(text: bytes, name: str) -> dict[str, Any] | None:
     """The object in a JSON text, if it is what a file of that name holds."""
     try:
         value = json.loads(text, parse_constant=_refuse)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     needed = _NEEDED.get(name, {})
     if not isinstance(value, dict) or not needed.keys() <= value.keys():

@@ -63,7 +63,7 @@ def _readings(size: Size, data: str) -> list[_Reading]:
         _Reading("the mean model is scored", (DPSGD(evaluate="mean-model"),)),
         _Reading("the server weighs workers alike", (FedAvg(weighting="uniform"), FedRep(weighting="uniform"))),
         _Reading("no cap on a worker's samples", (DePRL(), DPSGD()), suffix=":uncapped"),
-        _Reading("pixels as fractions of 255, not standardised", (DePRL(), DPSGD()), raw=not size.quick),
+        _Reading("pixels as fractions of 255", (DePRL(), DPSGD()), raw=not size.quick),
     ]
 
 
