@@ -101,6 +101,36 @@ def test_lines_are_sparse(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mon
     assert re.fullmatch(r"round 30/30  accuracy 91.2 %  loss 0.500  .* s/round  0.0 s left", lines[-2])
 
 
+def test_the_first_round_says_little_about_the_others(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+
+    def steps():
+        nonlocal now
+        for step in _steps(10, every=1):
+            # The first one compiles.
+            now += 3 if step.round > 1 else 100
+            yield step
+
+    list(terminal.follow(steps(), 10, []))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("1:40 min/round  15:00 min left")
+    assert lines[1].endswith("3.0 s/round  24 s left")
+
+
+def test_a_long_first_round_is_announced(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.01)
+
+    def steps():
+        time.sleep(0.1)
+        yield from _steps(2)
+
+    assert [step.round for step in terminal.follow(steps(), 2, [])] == [1, 2]
+    assert capsys.readouterr().out.splitlines()[0] == "preparing, and the first round ..."
+
+
 def test_no_more_lines_than_evaluations(capsys: pytest.CaptureFixture) -> None:
     list(terminal.follow(_steps(500), 500, []))
     assert len(capsys.readouterr().out.splitlines()) == 1

@@ -6,16 +6,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain, islice
 from threading import Timer
-from typing import Any
+from typing import Any, TypeVar
 
 from manyheads.rounds import Step
 
 _PATIENCE_SECONDS = 2.0
 """How long a person waits without asking what is going on, and the shortest time between two lines."""
 
+FIRST_ROUND = "preparing, and the first round"
+"""What is going on until there is something to show: on a GPU a large net is compiled for minutes."""
+
 _WIDE = 80
 """Letters in a line that hold a bar and all that is said beside it."""
+
+Item = TypeVar("Item")
 
 
 def follow(steps: Iterable[Step], rounds: int, notes: Sequence[str], *, quiet: bool = False) -> Iterator[Step]:
@@ -61,6 +67,14 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, i
         timer.cancel()
         timer.join()
         status.stop()
+
+
+def announced(items: Iterable[Item], what: str) -> Iterator[Item]:
+    """The items; where the first of them takes long, say what is going on."""
+    items = iter(items)
+    with waiting(what):
+        first = [*islice(items, 1)]
+    yield from chain(first, items)
 
 
 def headline(title: str, options: Mapping[str, Any]) -> str:
@@ -169,17 +183,19 @@ class _Pace:
 
     def __init__(self, rounds: int) -> None:
         self.rounds, self.began = rounds, time.monotonic()
-        self.first: int | None = None
+        self.first: tuple[int, float] | None = None
         self.score = ""
 
     def after(self, step: Step, between: str = "  ") -> str:
         """Score and loss in words, and rate and time left."""
-        if self.first is None:
-            self.first = step.round - 1
+        now = time.monotonic()
+        # The first round prepares much: it counts only until there is another.
+        round, since = self.first or (step.round - 1, self.began)
+        self.first = self.first or (step.round, now)
         if step.record is not None:
             values = step.record.metrics()
             self.score = f"{score_name(values)} {score(values, 'accuracy_mean')}"
-        each = (time.monotonic() - self.began) / (step.round - self.first)
+        each = (now - since) / (step.round - round)
         rate = f"{1 / each:.1f} rounds/s" if each < 1 else f"{human_seconds(each)}/round"
         left = f"{human_seconds(each * (self.rounds - step.round))} left"
         return f"{self.score}{'  ' * bool(self.score)}loss {step.loss:.3f}{between}{rate}  {left}"
@@ -200,7 +216,7 @@ class _Notes:
 def _with_lines(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Iterator[Step]:
     pace, news, said = _Pace(rounds), _Notes(notes, print), None
     news.tell()
-    for step in steps:
+    for step in announced(steps, FIRST_ROUND):
         news.tell()
         line, now = pace.after(step), time.monotonic()
         if said is None or (step.record is not None and now - said >= _PATIENCE_SECONDS):
@@ -221,7 +237,7 @@ def _with_bar(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Itera
     )
     with Progress(*parts, expand=True) as bar:
         between = "  " if bar.console.width >= _WIDE else "\n"
-        task, pace = bar.add_task("training", total=rounds), _Pace(rounds)
+        task, pace = bar.add_task(FIRST_ROUND, total=rounds), _Pace(rounds)
         news = _Notes(notes, partial(bar.console.print, markup=False, highlight=False))
         news.tell()
         for step in steps:

@@ -35,6 +35,27 @@ def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -
     assert any("left" in line for line in lines)
 
 
+def test_first_rounds_say_little_about_the_others(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(board.time, "monotonic", lambda: now)
+
+    def news() -> Iterator[News]:
+        nonlocal now
+        for round in (1, 2, 3):
+            # The first one compiles.
+            now += 10 if round > 1 else 1000
+            yield News(1, "running", round)
+
+    board.follow(news(), JOBS[:2], "running")
+    assert capsys.readouterr().out.splitlines() == [
+        "running  0/2 runs  1/8 rounds",
+        "running  0/2 runs  1:00 min left  2/8 rounds",
+        "running  0/2 runs  50 s left  3/8 rounds",
+    ]
+
+
 @pytest.mark.parametrize(
     ("validation", "floor", "said"),
     [(False, 0.1, "accuracy -25.0 %"), (False, None, "score -0.25"), (True, 0.1, "validation 50.0 %")],

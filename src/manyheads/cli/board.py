@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from manyheads.jobs import Job, News
-from manyheads.terminal import human_seconds, score, score_name
+from manyheads.terminal import FIRST_ROUND, announced, human_seconds, score, score_name
 
 _PATIENCE_SECONDS = 10.0
 """The longest time without a line where there is no live display."""
@@ -23,8 +23,10 @@ def follow(
     """
     tally = _Tally(jobs, title, validation=validation)
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
-    if not quiet:
-        display = _live(tally) if sys.stdout.isatty() else _lines(tally)
+    if not quiet and sys.stdout.isatty():
+        display = _live(tally)
+    elif not quiet:
+        display, news = _lines(tally), announced(news, FIRST_ROUND)
     failed = {}
     try:
         with display as tell:
@@ -52,10 +54,12 @@ class _Tally:
 
     def take(self, news: News) -> None:
         job = self.jobs[news.job]
-        first = self.rounds[news.job] == 0
-        if news.state == "running" and not first:
+        if news.state == "running" and self.rounds[news.job]:
             # Of a run that is continued only what is done here says how fast it goes.
             self.here += news.round - self.rounds[news.job]
+        elif not self.here:
+            # Nor do first rounds, which prepare much.
+            self.began = time.monotonic()
         self.rounds[news.job] = job.rounds if news.state == "failed" else news.round
         self.ended += news.state != "running"
         self.failed += news.state == "failed"
@@ -116,7 +120,7 @@ def _live(tally: _Tally) -> Iterator[Tell]:
         TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, expand=True) as bar:
-        total = bar.add_task(tally.title, total=tally.total, note="starting")
+        total = bar.add_task(tally.title, total=tally.total, note=FIRST_ROUND)
         running: dict[int, TaskID] = {}
 
         def tell(news: News) -> None:
