@@ -49,10 +49,10 @@ def _readings(size: Size, data: str) -> list[_Reading]:
             _Reading(_BASE, (DePRL(), DPSGD(), FedRep())),
             # In the authors' code the representation's momentum goes on growing while heads train, and moves it three
             # times as far in the four steps that follow.
-            _Reading("the representation's rate is three times as high", (DePRL(),), {"lr": 0.03}),
+            _Reading("the representation's rate is three times as high", (DePRL(), FedRep()), {"lr": 0.03}),
             _Reading("rates do not fall", (DePRL(),), {"decay": 1.0}),
             _Reading("statistics of BatchNorm are not mixed", (DePRL(),), {"norm": "local"}),
-            _Reading("batches of 16", (DePRL(),), {"batch_size": 16}),
+            _Reading("batches of 16", (DePRL(), FedRep()), {"batch_size": 16}),
         ]
     # Where the small net's classifier begins makes no difference: it has one linear layer before its head.
     classifier = "relu1" if size.quick else "fc9"
