@@ -36,7 +36,7 @@ class Owner:
         {"word_or_none": None},
         {"none_as_word": None},
         {"none_as_word": "a"},
-        {"number": 2},
+        {"number": 2.0},
         {"number": None},
         {"data": 3},
         {"anything": object()},
@@ -68,8 +68,9 @@ def test_what_does_not_fit_is_refused_in_one_line(wrong: dict[str, Any], message
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_numbers_of_numpy_and_paths_become_what_is_wanted() -> None:
-    owner = Owner(count=np.int64(3), folder="runs", data=Path("digits.npz"))  # pyright: ignore[reportArgumentType]
+def test_numbers_and_paths_become_what_is_wanted() -> None:
+    owner = Owner(number=2, count=np.int64(3), folder="runs", data=Path("digits.npz"))  # pyright: ignore[reportArgumentType]
+    assert (owner.number, type(owner.number)) == (2, float)
     assert (owner.count, type(owner.count)) == (3, int)
     assert (owner.folder, owner.data) == (Path("runs"), "digits.npz")
 

@@ -106,10 +106,18 @@ def test_values_of_the_wrong_type_are_refused_in_one_line(kind, name, value, wan
     assert flag(name) in str(error.value) and "\n" not in str(error.value)
 
 
-def test_numpys_numbers_are_numbers():
-    given = Experiment(workers=np.int64(4), lr=np.float32(0.5), relabel=np.bool_(True))  # pyright: ignore[reportArgumentType]
-    assert given == Experiment(workers=4, lr=0.5, relabel=True)
-    assert given.to_json() == Experiment(workers=4, lr=0.5, relabel=True).to_json()
+def test_equal_numbers_make_equal_experiments_with_one_id():
+    plain = Experiment(algorithm=Ditto(lam=2.0, epochs=4), workers=4, lr=1.0, relabel=True)
+    whole = Experiment(algorithm=Ditto(lam=2, epochs=4), workers=4, lr=1, relabel=True)
+    of_numpy = Experiment(
+        algorithm=Ditto(lam=np.float32(2), epochs=np.int64(4)),  # pyright: ignore[reportArgumentType]
+        workers=np.int64(4),  # pyright: ignore[reportArgumentType]
+        lr=np.float32(1),  # pyright: ignore[reportArgumentType]
+        relabel=np.bool_(True),  # pyright: ignore[reportArgumentType]
+    )
+    assert plain == whole == of_numpy
+    assert plain.to_json() == whole.to_json() == of_numpy.to_json()
+    assert plain.run_id == whole.run_id == of_numpy.run_id
     assert Runtime(threads=np.int32(2)).threads == 2  # pyright: ignore[reportArgumentType]
 
 

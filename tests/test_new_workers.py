@@ -156,6 +156,8 @@ def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:
 def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--head-epochs 0 is not positive"):
         NewWorkers(head_epochs=0)
+    with pytest.raises(UserError, match="--head-epochs '2' is of the wrong type: give int"):
+        NewWorkers(head_epochs="2")  # pyright: ignore[reportArgumentType]
     source = _trained(lab, tmp_path / "run")
     wide = lab.blobs()
     wide = replace(wide, x_train=wide.x_train.repeat(1, 2), x_test=wide.x_test.repeat(1, 2))

@@ -40,7 +40,10 @@ def not_negative(owner: object, *names: str) -> None:
 
 
 def settle(owner: Any) -> None:
-    """Numbers of numpy become Python's, words and paths what is wanted of the two; what does not fit is refused."""
+    """Numbers become Python's, floats where those are wanted, words and paths what is wanted of the two.
+
+    So equal values are written alike; what does not fit is refused.
+    """
     for name, kind in wanted(type(owner)).items():
         value = getattr(owner, name)
         if isinstance(value, np.generic):
@@ -49,6 +52,8 @@ def settle(owner: Any) -> None:
             value = Path(value)
         elif isinstance(value, PathLike) and str in kind.types:
             value = fspath(value)
+        elif type(value) is int and float in kind.types and int not in kind.types:
+            value = float(value)
         kind.check(name, value)
         object.__setattr__(owner, name, value)
 

@@ -228,7 +228,7 @@ def flat(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_options(algorithm: Algorithm) -> None:
-    """Refuse options of an algorithm that make no sense."""
+    """Settle an algorithm's options, and refuse those that make no sense."""
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"algorithm {shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
     kind = type(algorithm)
@@ -237,10 +237,9 @@ def check_options(algorithm: Algorithm) -> None:
         raise UserError(
             f"{kind.__name__} is called '{algorithm.name}', as another algorithm is: give it a name of its own."
         )
+    settle(algorithm)
     values, defaults = asdict(algorithm), option_defaults(kind)
-    kinds = wanted(kind)
     for name, value in values.items():
-        kinds[name].check(name, value)
         if isinstance(value, (int, float)):
             not_negative(algorithm, name)
         if name.endswith("steps") and value is not None:

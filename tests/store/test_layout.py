@@ -42,7 +42,7 @@ def test_a_description_is_an_experiments(tmp_path: Path, shelf) -> None:
     ("name", "value", "said"),
     [
         ("workers", "8", "--workers '8' is of the wrong type: give int"),
-        ("lr", -1, "--lr -1 is not positive"),
+        ("lr", -1.0, "--lr -1.0 is not positive"),
         ("norm", "none", "unknown --norm 'none'"),
         ("link_failure", [0.5], "--link-failure (list) is of the wrong type"),
     ],
