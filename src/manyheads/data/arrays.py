@@ -57,7 +57,8 @@ def from_arrays(
         inputs, targets = _samples(name, x, y)
         who = None if user is None else _users(name, user, len(inputs))
         return _dataset(name, *_pools(inputs, targets, who, None), num_classes)
-    (inputs, targets), (inputs_test, targets_test) = _both_parts(name, x, y, x_test, y_test)
+    inputs, targets = _samples(name, x, y)
+    inputs_test, targets_test = _samples(f"{name}: the test part", x_test, y_test)
     who = who_test = None
     if user is not None and user_test is not None:
         sizes = [len(inputs), len(inputs_test)]
@@ -75,15 +76,14 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
     if not parts:
         raise UserError(f"{name}: no worker has data; give one part per worker.")
     pools = [_worker_pools(f"{name}: worker {worker}", part) for worker, part in enumerate(parts)]
-    first = pools[0][0]
+    first = _kind(pools[0][0])
     for worker, (train, test) in enumerate(pools):
         if len(train[0]) == 0:
             raise UserError(f"{name}: worker {worker} has no train sample; give it one or leave it out.")
-        for x, y, _ in (train, test):
-            if (x.shape[1:], y.shape[1:], y.dtype) != (first[0].shape[1:], first[1].shape[1:], first[1].dtype):
+        for kind in (_kind(train), _kind(test)):
+            if kind != first:
                 raise UserError(
-                    f"{name}: worker {worker} has samples {list(x.shape[1:])} with {y.dtype} targets, worker 0 has "
-                    f"{list(first[0].shape[1:])} with {first[1].dtype}; give all workers one kind of sample."
+                    f"{name}: worker {worker} has {kind}, worker 0 {first}; give all workers one kind of sample."
                 )
 
     def joined(parts: list[_Pool]) -> _Pool:
@@ -110,14 +110,21 @@ def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:
 
 
 _Pool = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs, targets and users of one part."""
+"""Inputs, targets and users of one part; bytes are still bytes, so that nobody takes them for other numbers."""
+
+
+def _kind(pool: _Pool) -> str:
+    """What the samples of a part are."""
+    x, y, _ = pool
+    return f"{x.dtype} samples {list(x.shape[1:])} with {y.dtype} targets {list(y.shape[1:])}"
 
 
 def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None) -> Dataset:
     """A data set out of its two pools, with the number of classes read off the labels unless it is given."""
-    y_train, y_test = train[1], test[1]
-    if y_train.dtype != y_test.dtype:
-        raise UserError(f"{name}: y is {y_train.dtype} for training and {y_test.dtype} for test; give both one type.")
+    (x_train, y_train, user_train), (x_test, y_test, user_test) = train, test
+    for what, one, other in (("x", x_train, x_test), ("y", y_train, y_test)):
+        if one.dtype != other.dtype:
+            raise UserError(f"{name}: {what} is {one.dtype} for training and {other.dtype} for test; give one type.")
     if y_train.is_floating_point():
         if num_classes is not None:
             raise UserError(f"{name}: float targets mean a regression, which has no classes; give whole numbers.")
@@ -129,7 +136,9 @@ def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None) -> D
                 f"{name}: label {num_classes - 1} in {num_samples} samples; number the classes 0, 1, 2, ... "
                 "(or give float targets for a regression)."
             )
-    return Dataset(name, train[0], y_train, test[0], y_test, num_classes, train[2], test[2])
+    if x_train.dtype == torch.uint8:
+        x_train, x_test = (x.float().div_(255) for x in (x_train, x_test))
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user_train, user_test)
 
 
 def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:
@@ -150,7 +159,7 @@ def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
     if len(arrays) == 2:
         return _pools(*_samples(where, *arrays), None, None)
     if len(arrays) == 4:
-        train, test = _both_parts(where, *arrays)
+        train, test = _samples(where, *arrays[:2]), _samples(f"{where}: the test part", *arrays[2:])
         return (*train, None), (*test, None)
     raise UserError(
         f"{where} has {len(arrays)} arrays; give (x, y), (x, y, x_test, y_test) or torch Datasets of (x, y)."
@@ -209,22 +218,8 @@ def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int
     return x, y, user, torch.from_numpy(split == "test"), num_classes
 
 
-def _both_parts(
-    where: str, x: Array, y: Array, x_test: Array, y_test: Array
-) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Inputs and targets of a train and a test part."""
-    parts = _samples(where, x, y), _samples(f"{where}: the test part", x_test, y_test)
-    kinds = [_numpy(inputs).dtype for inputs in (x, x_test)]
-    if (kinds[0] == np.uint8) != (kinds[1] == np.uint8):
-        raise UserError(
-            f"{where}: x is {kinds[0]} for training and {kinds[1]} for test, and bytes alone are scaled; "
-            "give both one type."
-        )
-    return parts
-
-
 def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
-    """Inputs [samples, ...] float32 and targets int64 or float32, of one length."""
+    """Inputs [samples, ...] float32 or, where they are bytes, uint8; targets int64 or float32, of one length."""
     if x is None or y is None:
         raise UserError(f"{where} has x or y but not both; give both.")
     try:
@@ -242,12 +237,9 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     if len(inputs) != len(targets):
         raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target a sample.")
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name later
-        values = torch.from_numpy(inputs.astype(np.float32))
-        if inputs.dtype == np.uint8:
-            values.div_(255)
-        kind = np.float32 if targets.dtype.kind == "f" else np.int64
+        values = torch.from_numpy(inputs.astype(np.uint8 if inputs.dtype == np.uint8 else np.float32))
         check_finite(f"{where}: x", values)
-        return values, torch.from_numpy(targets.astype(kind))
+        return values, torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
 
 
 def _users(where: str, user: Array, num_samples: int) -> Tensor:
