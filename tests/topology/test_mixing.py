@@ -37,6 +37,14 @@ def pattern(matrix: np.ndarray) -> np.ndarray:
     return ((matrix > 0) & ~np.eye(len(matrix), dtype=bool)).astype(float)
 
 
+@pytest.mark.parametrize("graph", ["ring", "full", "star", "exponential", "one-peer-exponential", "random:0.5"])
+def test_a_lone_worker_hears_itself_alone(graph):
+    mixing = build_mixing(graph, 1)
+    rows = mixing.rows(3)
+    assert (rows.columns.tolist(), rows.weights.tolist()) == ([0], [1.0])
+    assert spectral(mixing).rho == 0
+
+
 @patient
 @given(graphs(UNDIRECTED), st.sampled_from(["metropolis", "max-degree", "lazy"]), st.integers(0, 99))
 def test_undirected_graphs_give_a_symmetric_doubly_stochastic_matrix(graph, weights, seed):

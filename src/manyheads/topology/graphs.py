@@ -156,13 +156,16 @@ def _links(num_workers: int, pairs: Pairs, directed: bool) -> Links:
     codes = receiver * num_workers + sender
     if not directed:
         codes = np.concatenate([codes, sender * num_workers + receiver])
-    return Links(num_workers, *np.divmod(distinct(codes), num_workers))
+    receiver, sender = np.divmod(distinct(codes), num_workers)
+    # On a circle a lone worker stands before itself.
+    others = receiver != sender
+    return Links(num_workers, receiver[others], sender[others])
 
 
 def _hops(num_workers: int, distances: list[int]) -> Pairs:
     """Everyone hears the workers that stand these distances before them on a circle."""
     receiver = np.tile(np.arange(num_workers), len(distances))
-    return receiver, (receiver - np.repeat(distances, num_workers)) % num_workers
+    return receiver, (receiver - np.repeat(np.array(distances, dtype=np.int64), num_workers)) % num_workers
 
 
 def _powers(num_workers: int) -> list[int]:
@@ -247,7 +250,7 @@ _FIXED: dict[str, Callable[[int], list[Pairs]]] = {
     "torus": _torus,
     "exponential": lambda n: [_hops(n, _powers(n))],
     "star": _star,
-    "one-peer-exponential": lambda n: [_hops(n, [distance]) for distance in _powers(n)],
+    "one-peer-exponential": lambda n: [_hops(n, [distance]) for distance in _powers(n) or [0]],
 }
 """Number of workers -> the rounds of one period."""
 

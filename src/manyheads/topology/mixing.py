@@ -64,16 +64,7 @@ def build_mixing(
         raise UserError(
             f"{_note(reason)}; use an undirected graph such as exponential, or accept it with --weights uniform."
         )
-
-    if spec.random:
-        # Directed draws need not be connected one by one when others follow.
-        connect = not (redraw and spec.directed)
-        period = None if redraw else 1
-        links = partial(draw_links, spec, num_workers, seed, connect=connect)
-    else:
-        cycle = fixed_links(spec, num_workers)
-        period = len(cycle)
-        links = cycle.__getitem__
+    period, links = _links_by_round(spec, num_workers, seed, redraw)
     steady = GraphMixing(
         name=str(spec),
         num_workers=num_workers,
@@ -92,6 +83,18 @@ def build_mixing(
         return _without_failed(steady.rows(round), present, link_failure, seed, round, spec.directed)
 
     return replace(steady, period=None, draw=lru_cache(maxsize=2)(disturbed))
+
+
+def _links_by_round(
+    spec: Graph, num_workers: int, seed: int, redraw: bool
+) -> tuple[int | None, Callable[[int], Links]]:
+    """After how many rounds the links repeat themselves (None: never), and the links of a round before that."""
+    if not spec.random:
+        cycle = fixed_links(spec, num_workers)
+        return len(cycle), cycle.__getitem__
+    # Directed draws need not be connected one by one when others follow.
+    connect = not (redraw and spec.directed)
+    return None if redraw else 1, partial(draw_links, spec, num_workers, seed, connect=connect)
 
 
 def _why_row_stochastic(spec: Graph, weights: str, failing: bool) -> str | None:
