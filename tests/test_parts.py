@@ -35,6 +35,23 @@ def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
     assert (experiment.graph, experiment.weights) == (graph, weights)
 
 
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ({"graph": "random:.25"}, {"graph": "random:0.25"}),
+        ({"graph": "regular:02"}, {"graph": "regular:2"}),
+        ({"graph": "links:2-1,0-1,1-2,3-0"}, {"graph": "links:0-1,0-3,1-2"}),
+        ({"split": "dirichlet:.30"}, {"split": "dirichlet:0.3"}),
+        ({"split": "dirichlet:1e0:uncapped"}, {"split": "dirichlet:1:uncapped"}),
+        ({"split": "shards:02"}, {"split": "shards:2"}),
+    ],
+)
+def test_one_graph_or_split_is_one_text_however_it_is_spelt(lab, given, written):
+    one, other = (complete(lab.tiny(DePRL(), **options)) for options in (given, written))
+    assert one.run_id == other.run_id
+    assert {name: getattr(one, name) for name in written} == written
+
+
 def test_workers_keep_the_samples_they_bring():
     x, y = torch.randn(40, 6), torch.arange(40) % 3
     parts = from_workers([(x[:30], y[:30]), (x[30:], y[30:])])

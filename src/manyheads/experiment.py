@@ -16,6 +16,7 @@ from manyheads.algorithms.deprl import DePRL
 from manyheads.algorithms.phases import WHOLE
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
+from manyheads.data.partition import parse_split
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
@@ -106,10 +107,10 @@ class Experiment:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
 
     def complete(self, recipe: Recipe) -> "Experiment":
-        """The experiment with every value filled in from a recipe, and the split."""
+        """The experiment with every value filled in from a recipe, and the split, in its one way to be written."""
         missing = {name: value for name, value in asdict(recipe).items() if getattr(self, name) is None}
         split = self.split or ("natural" if is_by_worker(self.data) else "dirichlet:0.3")
-        full = replace(self, split=split, **missing)
+        full = replace(self, split=str(parse_split(split)), **missing)
         if full.step_seconds is None:
             full = replace(full, step_seconds=step_seconds(full.recipe.model, full.recipe.batch_size))
         return full

@@ -15,11 +15,11 @@ from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
 from manyheads.machine import local_rank
 from manyheads.recipes import Recipe, recipe_for, shape_for, step_seconds
-from manyheads.topology import Mixing, build_mixing
+from manyheads.topology import Mixing, build_mixing, parse_graph
 
 
 def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.device | None = None) -> Experiment:
-    """The experiment on samples of some shape with nothing left open.
+    """The experiment on samples of some shape with nothing left open, and written in one way alone.
 
     The shape is looked at where the data have no name; the precision is settled only where a device is given.
     """
@@ -27,6 +27,8 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     changes: dict[str, Any] = exchange(experiment)
     if is_per_worker(name) and experiment.split not in (None, "natural"):
         raise UserError(f"--split {experiment.split} with a file for each worker: leave it out, each keeps its own.")
+    if "graph" not in changes:
+        changes["graph"] = parse_graph(experiment.graph).spec
     if device is not None:
         changes["precision"] = _precision(experiment, device)
     recipe = recipe_for(name, input_shape)

@@ -57,7 +57,7 @@ class Dirichlet:
             raise UserError(f"split '{self}': the concentration must lie above 0 and up to 1e6, as in dirichlet:0.3.")
 
     def __str__(self) -> str:
-        return f"dirichlet:{self.concentration:.12g}{'' if self.capped else ':uncapped'}"
+        return f"dirichlet:{str(self.concentration).removesuffix('.0')}{'' if self.capped else ':uncapped'}"
 
     def draw(self, data: Dataset, workers: int, rng: np.random.Generator) -> Partition:
         label, test_label, num_classes = _labels(data, self)

@@ -31,6 +31,14 @@ class Graph:
         if self.named:
             shown = ",".join(f"{i}-{j}" for i, j in self.named[:_SHOWN_LINKS])
             return f"links:{shown}" + (f",... ({len(self.named)})" if len(self.named) > _SHOWN_LINKS else "")
+        return self.spec
+
+    @property
+    def spec(self) -> str:
+        """The one text that all ways to write this graph come to."""
+        if self.named:
+            links = sorted({(min(link), max(link)) for link in self.named})
+            return f"links:{','.join(f'{i}-{j}' for i, j in links)}"
         return self.family if self.number is None else f"{self.family}:{self.number}"
 
     @property
