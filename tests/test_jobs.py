@@ -77,6 +77,23 @@ def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_end
             assert (one.path / name).read_bytes() == (other.path / name).read_bytes()
 
 
+def test_processes_that_die_between_two_runs_do_not_stop_the_others(lab: SimpleNamespace, tmp_path: Path) -> None:
+    jobs = _jobs(lab, tmp_path, "local", "fedavg", "deprl")
+    ends: dict[int, str] = {}
+    for number, item in enumerate(run_jobs(jobs, TWO)):
+        if number == 0:
+            while not (jobs[0].finished and jobs[1].finished):
+                time.sleep(0.01)
+            # Until they have said so, and wait for their next.
+            time.sleep(0.5)
+            for child in active_children():
+                child.kill()
+                child.join()
+        if item.state != "running":
+            ends[item.job] = item.state
+    assert sorted(ends) == [0, 1, 2] and "failed" in ends.values()
+
+
 def test_processes_do_not_hear_ctrl_c_from_their_first_moment_on(lab: SimpleNamespace, tmp_path: Path) -> None:
     def interrupt() -> None:
         while len(children := active_children()) < 2:

@@ -6,7 +6,7 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import resource_tracker
@@ -107,7 +107,9 @@ def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime,
 
     def hand_out(pipe: Connection) -> None:
         busy[pipe] = queue.popleft()
-        pipe.send((busy[pipe], jobs[busy[pipe]]))
+        # That its process has died meanwhile shows when it is heard next.
+        with suppress(ConnectionError):
+            pipe.send((busy[pipe], jobs[busy[pipe]]))
 
     def start() -> None:
         # A forked child would share the threads and locks that torch holds in this process.
