@@ -166,7 +166,7 @@ def _rounds(
             values, per_worker = measure(session, before, trained, mixed, state)
             check_finite({"train loss": per_worker["train_loss"]}, round, session)
             if theory and start is not None:
-                values |= theory_terms(start, trained, log, round, ctx)
+                values |= theory_terms(start, trained, log, ctx)
             simulated = clock.seconds if ctx.network.may_gather_private else nan
             values |= {"loss": loss, "seconds": time.perf_counter() - began, "simulated_seconds": simulated}
             record = make_record(session, round + 1, values, per_worker)

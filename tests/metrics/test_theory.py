@@ -51,7 +51,7 @@ def renamed(given: State, session: Session) -> State:
 def terms(session: Session, start: State, trained: State) -> dict[str, float]:
     steps = {"head": 3, "body": 1}
     log = {name: Work(torch.zeros(2), torch.tensor([n, n])) for name, n in steps.items()}
-    return theory_terms(renamed(start, session), renamed(trained, session), log, 0, session.ctx)
+    return theory_terms(renamed(start, session), renamed(trained, session), log, session.ctx)
 
 
 def test_by_hand(two: Session) -> None:
@@ -98,7 +98,7 @@ def test_as_autograd_has_it(lab: SimpleNamespace) -> None:
 
     by_phi = torch.stack([gradient(worker, trained, "representation") for worker in range(4)])
     by_theta = torch.stack([gradient(worker, start, "head") for worker in range(4)])
-    found = theory_terms(start, trained, log, 1, ctx)
+    found = theory_terms(start, trained, log, ctx)
     assert found["theory_grad_phi"] == pytest.approx(float(by_phi.mean(0).square().sum()), rel=1e-10)
     assert found["theory_grad_theta"] == pytest.approx(float(by_theta.mean(0).square().sum()), rel=1e-10)
     assert found["theory_grad_theta_mean"] == pytest.approx(float(by_theta.square().sum() / 4), rel=1e-10)
@@ -131,9 +131,7 @@ def test_statistics_follow_the_representation(lab: SimpleNamespace) -> None:
 def test_weight_of_the_heads(algorithm: DePRL | FedRep | DPSGD, weight: float, lab: SimpleNamespace) -> None:
     session = lab.opened(lab.tiny(algorithm))
     _, log = algorithm.local(session.ctx.initial, 0, session.ctx)
-    assert head_weight(log, 0, session.ctx) == pytest.approx(weight, rel=1e-12)
-    # Both rates decay alike.
-    assert head_weight(log, 1, session.ctx) == pytest.approx(weight, rel=1e-12)
+    assert head_weight(log, session.ctx) == pytest.approx(weight, rel=1e-12)
 
 
 def measured(experiment: Experiment, lab: SimpleNamespace, path: Path, **runtime: int) -> list[dict[str, float]]:
@@ -157,6 +155,12 @@ def test_runs_measure_as_often_as_asked(lab: SimpleNamespace, tmp_path: Path) ->
     assert not any(line.keys() & FIELDS for line in lines if line["round"] in (2, 4))
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert {name: summary[name] for name in FIELDS} == {name: lines[-1][name] for name in FIELDS}
+
+
+def test_rates_that_have_fallen_to_nothing_leave_heads_their_weight(lab: SimpleNamespace, tmp_path: Path) -> None:
+    lines = measured(lab.tiny(DePRL(), rounds=3, decay=1e-200), lab, tmp_path / "run", theory_every=1)
+    last = {name: lines[-1][f"theory_{name}"] for name in ("grad_phi", "grad_theta", "consensus", "m")}
+    assert last["m"] == pytest.approx(last["grad_phi"] + 2 * 0.05 / 0.1 * last["grad_theta"] + last["consensus"])
 
 
 def test_looking_changes_nothing(lab: SimpleNamespace, tmp_path: Path) -> None:

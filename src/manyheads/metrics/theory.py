@@ -17,7 +17,7 @@ from manyheads.metrics.spread import spread
 from manyheads.tree import Params, select
 
 
-def theory_terms(start: State, trained: State, log: Log, round: int, ctx: Context) -> dict[str, float]:
+def theory_terms(start: State, trained: State, log: Log, ctx: Context) -> dict[str, float]:
     """The terms of M(k), from the states before and after a round's local training, and what that was like."""
     point = at_mean(start, ctx)
     ahead = State({**point.params, **select(trained.params, HEAD)}, point.buffers)
@@ -29,7 +29,7 @@ def theory_terms(start: State, trained: State, log: Log, round: int, ctx: Contex
         "theory_grad_theta": grad_theta.square_of_mean,
         "theory_grad_theta_mean": grad_theta.mean_square,
         "theory_consensus": consensus,
-        "theory_m": grad_phi + head_weight(log, round, ctx) * grad_theta.square_of_mean + consensus,
+        "theory_m": grad_phi + head_weight(log, ctx) * grad_theta.square_of_mean + consensus,
     }
 
 
@@ -52,10 +52,12 @@ def gradient_phase(groups: frozenset[str], ctx: Context) -> Phase:
     return Phase("theory", groups, Steps(1), SGD(0.0), ctx.objective)
 
 
-def head_weight(log: Log, round: int, ctx: Context) -> float:
-    """alpha tau / beta, tau the head's mini-batches for each of the representation's; 1 where both move as one."""
+def head_weight(log: Log, ctx: Context) -> float:
+    """alpha tau / beta, tau the head's mini-batches for each of the representation's; 1 where both move as one.
+
+    The first rates stand for those of every round: both fall alike.
+    """
     if "head" not in log:
         return 1.0
-    alpha, beta = ctx.rates.sgd(round, head=True).lr, ctx.rates.sgd(round).lr
     steps = {name: int(ctx.network.gather(work.steps).sum()) for name, work in log.items()}
-    return alpha * steps["head"] / (beta * max(1, steps.get("body", 0)))
+    return ctx.rates.head_lr * steps["head"] / (ctx.rates.lr * max(1, steps.get("body", 0)))
