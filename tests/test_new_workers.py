@@ -166,11 +166,12 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
     for head, message in (("all", "has learned no representation"), ("none", "have no head")):
         with pytest.raises(UserError, match=message):
             open_join(_trained(lab, tmp_path / head, head=head), NewWorkers(workers=5), lab.cpu)
-    steps = run(lab.opened_in(lab.tiny(REGISTRY["deprl"](), rounds=9), tmp_path / "half"))
-    next(steps)
-    steps.close()  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(UserError, match="is not finished"):
-        open_join(Run.open(tmp_path / "half", data=lab.blobs()), NewWorkers(), lab.cpu)
+    for folder in ("half", "run"):  # of the second it is a continuation that is not finished
+        steps = run(lab.opened_in(lab.tiny(REGISTRY["deprl"](), rounds=9, split="iid"), tmp_path / folder))
+        next(steps)
+        steps.close()  # pyright: ignore[reportAttributeAccessIssue]
+        with pytest.raises(UserError, match="is not finished"):
+            open_join(Run.open(tmp_path / folder, data=lab.blobs()), NewWorkers(), lab.cpu)
     with pytest.raises(UserError, match=r"str is no Run: give manyheads\.Run\.open\(path\)"):
         next(join(str(tmp_path / "run")))  # pyright: ignore[reportArgumentType]
 
@@ -178,8 +179,12 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
 def test_from_python_new_workers_are_records_too(lab: SimpleNamespace, tmp_path: Path) -> None:
     """Of a run whose arrays and net only Python can give."""
     source = _trained(lab, tmp_path / "run")
-    found = list(join(source, NewWorkers(workers=6, head_epochs=3), lab.cpu))
-    assert [record.round for record in found] == [1, 2, 3]
+    found = list(join(source, NewWorkers(workers=6, head_epochs=3), replace(lab.cpu, out=tmp_path / "new")))
+    assert (
+        [record.round for record in found]
+        == [1, 2, 3]
+        == [row["round"] for row in Run.open(tmp_path / "new").metrics()]
+    )
     assert found[-1].train_loss < found[0].train_loss
 
 

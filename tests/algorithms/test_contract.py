@@ -145,6 +145,15 @@ def test_training_and_mixing_move_something(experiment, lab):
     assert bool(moved) == (kind.name != "local")
 
 
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_net_makes_three_passes_a_round_unless_told_otherwise(name, lab):
+    """So that comparisons are of equal work; Ditto has a second net, which makes as many."""
+    kind, ctx = DEFAULT[name], lab.opened(lab.tiny(DEFAULT[name])).ctx
+    _, log = kind.local(kind.init(ctx), 0, ctx)
+    steps = torch.stack([work.steps for work in log.values()]).sum(0)
+    assert steps.tolist() == [3 * passed * (1 + (name == "ditto")) for passed in (3, 2, 2, 2)]
+
+
 def test_shapes_and_types_stay(experiment, lab):
     session = lab.opened(experiment)
     first, *later = lab.states(session, 2)

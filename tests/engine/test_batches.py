@@ -73,6 +73,16 @@ def test_every_name_of_a_draw_counts():
     assert tuple(np.concatenate(cut).tolist()) == order()
 
 
+def test_no_pass_of_a_worker_repeats_another():
+    orders = {
+        tuple(order.tolist())
+        for worker in range(3)
+        for round in range(3)
+        for order in plan(30, phase_of(Epochs(3)), Source(1, 30, False), worker=worker, round=round)
+    }
+    assert len(orders) == 3**3
+
+
 def test_dropout_keys_differ_between_workers_rounds_streams_steps_and_layers():
     source = Source(1, 4, False)
     bases = [

@@ -20,5 +20,5 @@ def test_accuracy_is_per_sample():
 def test_single_head_reads_the_head():
     scores = torch.randn(4, 3)
     y = torch.tensor([0, 1, 2, 0])
-    outputs = {"head": scores, "generic": -scores}
+    outputs = {"generic": -scores, "head": scores, "other": -scores}
     assert torch.equal(single_head(cross_entropy)(outputs, y, {}), cross_entropy(scores, y))

@@ -29,7 +29,6 @@ class Join(Algorithm):
     name: ClassVar[str] = "join"
     title: ClassVar[str] = "New workers"
     private: ClassVar[frozenset[str]] = WHOLE
-    row_stochastic: ClassVar[bool] = True
 
     @property
     def head_passes(self) -> int:

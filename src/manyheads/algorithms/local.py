@@ -20,7 +20,6 @@ class Local(Algorithm):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"
     private: ClassVar[frozenset[str]] = WHOLE
-    row_stochastic: ClassVar[bool] = True
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_whole(state, round, ctx, amount(self.epochs, self.steps), ctx.present(round))

@@ -33,7 +33,7 @@ def num_batches(size: int, amount: Epochs | Steps, source: Source) -> int:
     per_pass = ceil(size / source.batch_size)
     if source.skip_single and (size - 1) % source.batch_size == 0:
         per_pass = 0 if source.batch_size == 1 else per_pass - 1
-    if per_pass <= 0:
+    if per_pass == 0:
         return 0
     return amount.count * per_pass if isinstance(amount, Epochs) else amount.count
 
