@@ -2,6 +2,7 @@
 
 import copy
 from collections import Counter, OrderedDict
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -142,46 +143,48 @@ def _watched(net: Split, example: Tensor) -> Split:
     One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
     """
     trial = copy.deepcopy(net)
-    kept = statistics(trial)
-    calls: Counter[str] = Counter()
-    drew: list[str] = []
-    before: dict[str, Tensor] = {}
-    first_rows: dict[str, Tensor] = {}
-
-    def watch(name: str, module: nn.Module) -> None:
-        def enter(*_: object) -> None:
-            before[name] = torch.get_rng_state()
-
-        def leave(module: nn.Module, inputs: object, output: object) -> None:
-            calls[name] += 1
-            if isinstance(output, Tensor) and output.is_floating_point() and output.ndim:
-                first_rows[name] = output[0].clone()
-            inside = any(other.startswith(f"{name}.") for other in drew)
-            if not inside and name not in drew and not torch.equal(before[name], torch.get_rng_state()):
-                drew.append(name)
-
-        module.register_forward_pre_hook(enter)
-        module.register_forward_hook(leave)
-
-    for name, module in trial.named_modules():
-        if name:
-            watch(name, module)
+    kept, seen = statistics(trial), _Seen(trial)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         _try(trial, example)
-        often, expected = {name for name, count in calls.items() if count > 1}, dict(first_rows)
-        alone = example[[0] * len(example)]
-        _try(trial, alone)
+        often, expected = {name for name, count in seen.calls.items() if count > 1}, dict(seen.first_rows)
         for layer in trial.modules():
             if isinstance(layer, BatchNorm):
                 layer.eval()
-        beside_others, beside_itself = _try(trial, example)[0], _try(trial, alone)[0]
+        beside_others, beside_itself = _try(trial, example)[0], _try(trial, example[[0] * len(example)])[0]
     for name, buffer in kept.items():
         if trial.get_buffer(name) is not buffer:
             raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
-    net.random = tuple(drew)
+    net.random = tuple(seen.drew)
     net.mixes_samples = not _alike(beside_others, beside_itself)
-    net.varying = tuple(name for name, row in expected.items() if not _alike(first_rows[name], row))
+    net.varying = tuple(name for name, row in expected.items() if not _alike(seen.first_rows[name], row))
     for name, module in list(net.named_modules()):
         if isinstance(module, Dropout) and name in often:
             put(net, name, nn.Dropout(module.p))
     return net
+
+
+class _Seen:
+    """What the modules of a net are seen to do while it runs."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.calls: Counter[str] = Counter()
+        self.drew: list[str] = []
+        """Those that draw from torch's generator, of modules inside each other the innermost."""
+        self.first_rows: dict[str, Tensor] = {}
+        """What each gave the first sample when it was last called."""
+        self._before: dict[str, Tensor] = {}
+        for name, module in net.named_modules():
+            if name:
+                module.register_forward_pre_hook(partial(self._enter, name))
+                module.register_forward_hook(partial(self._leave, name))
+
+    def _enter(self, name: str, *_: object) -> None:
+        self._before[name] = torch.get_rng_state()
+
+    def _leave(self, name: str, module: nn.Module, inputs: object, output: object) -> None:
+        self.calls[name] += 1
+        if isinstance(output, Tensor) and output.is_floating_point() and output.ndim:
+            self.first_rows[name] = output[0].clone()
+        inside = any(other.startswith(f"{name}.") for other in self.drew)
+        if not inside and name not in self.drew and not torch.equal(self._before[name], torch.get_rng_state()):
+            self.drew.append(name)
