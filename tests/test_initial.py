@@ -75,6 +75,35 @@ def test_a_head_of_the_users_own_is_drawn_as_it_says_or_refused(lab):
         first_heads(Prototypes())
 
 
+class Turned(nn.Module):
+    """A net that turns its inputs in the complex plane, as rotary embeddings do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turn", torch.tensor([1j, -1, 1]), persistent=False)
+        self.fc1, self.fc2 = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.view_as_complex(x.unflatten(1, (3, 2))) * self.turn
+        return self.fc2(self.fc1(torch.view_as_real(turned).flatten(1)).relu())
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+def test_complex_numbers_stay_complex(lab, precision):
+    net = Turned()
+    opened = lab.opened(lab.tiny(DePRL(), model=net, precision=precision)).ctx.model.eval()
+    x = torch.randn(4, 6)
+    assert torch.allclose(opened(x.to(next(opened.parameters()).dtype)).float(), net(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16])
+def test_what_no_checkpoint_could_hold_is_refused_before_the_first_round(lab, dtype):
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    net[0].register_buffer("table", torch.zeros(2, dtype=dtype))
+    with pytest.raises(UserError, match=rf"table is {dtype}, which no checkpoint holds: .* persistent=False"):
+        lab.opened(lab.tiny(DePRL(), model=net))
+
+
 def test_the_first_weights_lie_as_those_of_a_checkpoint_do(lab):
     """Another order in memory gives other last bits: a run that was continued would not end as one that was not."""
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))

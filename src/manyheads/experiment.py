@@ -178,7 +178,8 @@ class Experiment:
         """The net that the algorithm trains on samples [*input_shape], its weights a function of the seed."""
         with torch_seed(seed):
             net = build(self.recipe.model, input_shape, num_outputs, head=self.head, norm=self.norm)
-        return self.algorithm.prepare(net.to(self.dtype))
+        # Not by net.to(), which would leave complex numbers nothing but their real part.
+        return self.algorithm.prepare(net.double() if self.dtype == torch.float64 else net.float())
 
 
 @dataclass(frozen=True, kw_only=True)

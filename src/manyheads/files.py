@@ -20,7 +20,7 @@ from torch import Tensor
 from manyheads.errors import Passing, UserError
 
 _LOCK_POLL_SECONDS = 0.2
-_DTYPES = {
+DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
     torch.float16: "F16",
@@ -32,6 +32,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+"""The types of tensors that are written, as safetensors names them."""
 
 
 @contextmanager
@@ -107,7 +108,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     end = 0
     for name, leaf in ordered:
         start, end = end, end + leaf.numel() * leaf.element_size()
-        header[name] = {"dtype": _DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, end]}
+        header[name] = {"dtype": DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()

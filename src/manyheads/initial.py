@@ -13,6 +13,7 @@ from manyheads.engine.cuda_graphs import CudaGraphsEngine
 from manyheads.engine.phase import Engine
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.files import DTYPES
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, constants_of, hold_still, statistics
 from manyheads.randomness import key, torch_seed
@@ -34,6 +35,12 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
     seed = key(experiment.seed, "weights")
     model = experiment.build_net(federation.input_shape, num_outputs(federation), seed=seed)
     hold_still(model)
+    for name, leaf in {**model.state_dict(), **constants_of(model)}.items():
+        if leaf.dtype not in DTYPES:
+            raise UserError(
+                f"the model's {name} is {leaf.dtype}, which no checkpoint holds: give it another type, or a buffer "
+                "that every net makes for itself persistent=False."
+            )
     return model
 
 
