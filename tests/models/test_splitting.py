@@ -1,6 +1,7 @@
 """Splitting by a head's name, and what trials find out on the way: what draws, and what looks at other samples."""
 
 import copy
+import threading
 
 import pytest
 import torch
@@ -130,6 +131,14 @@ def test_the_last_layer_is_found_inside_a_lone_child(module: nn.Module, top: lis
     torch.testing.assert_close(net.eval()(X), module.eval()(X))
 
 
+class Locked(nn.Linear):
+    """It holds something that belongs to one process."""
+
+    def __init__(self) -> None:
+        super().__init__(6, 3)
+        self.lock = threading.Lock()
+
+
 @pytest.mark.parametrize(
     ("module", "head", "message"),
     [
@@ -143,6 +152,7 @@ def test_the_last_layer_is_found_inside_a_lone_child(module: nn.Module, top: lis
         (nn.Linear(7, 3), "all", "fails on samples of shape 6: "),
         (nn.LSTM(6, 3), "all", "must return one tensor"),
         (chain(nn.BatchNorm1d(5, momentum=None)), None, "nn.GroupNorm"),
+        (Locked(), "all", "the model cannot be copied, as it is for every worker: cannot pickle '_thread.lock'"),
     ],
 )
 def test_a_wrong_head_or_module_is_refused_in_one_line(module: nn.Module, head: str | None, message: str) -> None:

@@ -29,7 +29,7 @@ def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
             training = module.training
             _try(module.eval(), example)
             module.train(training)
-        whole = copy.deepcopy(module).eval()
+        whole = _copied(module).eval()
         with torch_seed(0):
             expected = _try(whole, example)
         unshare_layers(whole)
@@ -107,18 +107,28 @@ def _owners(module: nn.Module) -> dict[str, nn.Module]:
     return {name: child for name, child in children(module).items() if any(True for _ in child.parameters())}
 
 
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise UserError(f"the model cannot be copied, as it is for every worker: {_first_line(error)}") from error
+
+
 def _try(module: nn.Module, example: Tensor) -> Tensor:
     """The module's output; what goes wrong inside is the user's to mend."""
     try:
         # A copy: a net may change its inputs in place.
         output = module(example.clone())
     except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         shape = "x".join(map(str, example.shape[1:]))
-        raise UserError(f"the model fails on samples of shape {shape}: {reason}") from error
+        raise UserError(f"the model fails on samples of shape {shape}: {_first_line(error)}") from error
     if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(example):
         raise UserError("the model must return one tensor with a row for every sample: change its forward.")
     return output
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _agrees(net: Split, example: Tensor, expected: Tensor) -> bool:
