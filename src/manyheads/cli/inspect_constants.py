@@ -2,8 +2,13 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from manyheads.cli.parser import Commands, Parser
+
+if TYPE_CHECKING:
+    from manyheads.checkpoint import Snapshot
+    from manyheads.session import Session
 
 
 def add(commands: Commands) -> None:
@@ -32,10 +37,6 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.data.federation import saved_content
     from manyheads.errors import UserError
     from manyheads.experiment import Runtime
-    from manyheads.metrics.estimate import gradient_noise, smoothness, variability
-    from manyheads.metrics.theorem import theorem_constants
-    from manyheads.metrics.theory import at_mean
-    from manyheads.saver import restore
     from manyheads.session import open_session
     from manyheads.store import Run
     from manyheads.store.layout import PARTITION
@@ -48,29 +49,36 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{run.path} is a site's, and the theory is about the mean of all workers: give another run.")
     if saved_content(run.path / PARTITION) not in (None, session.everyone.content):
         raise UserError(f"{run.path} was trained on other data than {run.experiment.data} holds now: put them back.")
-    ctx = session.ctx
-    if set(ctx.model.groups) != REPRESENTATION | HEAD:
+    if set(session.ctx.model.groups) != REPRESENTATION | HEAD:
         raise UserError(f"{args.directory} has no representation with one head beside it, which the theory is about.")
     with terminal.waiting("measuring gradients"):
-        point = at_mean(session.experiment.algorithm.models(restore(session, snapshot), ctx), ctx)
-        curvature = {groups: smoothness(point, groups, ctx) for groups in (REPRESENTATION, HEAD)}
-        noise = {groups: gradient_noise(point, groups, ctx) for groups in (REPRESENTATION, HEAD)}
-        varsigma = variability(point, ctx)
+        lines = _estimates(session, snapshot)
+    print(terminal.facts(lines))
 
-    def both(values: dict[frozenset[str], float]) -> str:
-        return f"{values[REPRESENTATION]:.3g} in the representation, {values[HEAD]:.3g} in the heads"
 
-    largest = {groups: float(values.max()) for groups, values in curvature.items()}
-    mean = {groups: float(values.mean()) for groups, values in noise.items()}
-    now = [ctx.rates.sgd(snapshot.round, head=head).lr for head in (False, True)]
+def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]]:
+    """What is measured where a run stands, and Theorem 1 with it, as (label, value) lines."""
+    from manyheads.algorithms.phases import HEAD, REPRESENTATION
+    from manyheads.metrics.estimate import gradient_noise, smoothness, variability
+    from manyheads.metrics.theorem import theorem_constants
+    from manyheads.metrics.theory import at_mean
+    from manyheads.saver import restore
+
+    ctx, algorithm, parts = session.ctx, session.experiment.algorithm, (REPRESENTATION, HEAD)
+    point = at_mean(algorithm.models(restore(session, snapshot), ctx), ctx)
+    curvature = [float(smoothness(point, part, ctx).max()) for part in parts]
+    noise = [float(gradient_noise(point, part, ctx).mean()) for part in parts]
+    varsigma = variability(point, ctx)
+    rates = [ctx.rates.sgd(snapshot.round, head=head).lr for head in (False, True)]
+    both = "{:.3g} in the representation, {:.3g} in the heads".format
     lines = [
         ("after round", str(snapshot.round)),
-        ("L", f"{both(largest)}: the largest of any worker, a lower bound"),
-        ("sigma^2", f"{both(mean)}: noise of mini-batches of {ctx.source.batch_size}, mean over workers"),
+        ("L", f"{both(*curvature)}: the largest of any worker, a lower bound"),
+        ("sigma^2", f"{both(*noise)}: noise of mini-batches of {ctx.source.batch_size}, mean over workers"),
         ("varsigma^2", f"{varsigma:.3g}: how far the workers' gradients of the representation lie apart"),
-        ("rates", f"{now[0]:.3g} for the representation, {now[1]:.3g} for the heads"),
+        ("rates", f"{rates[0]:.3g} for the representation, {rates[1]:.3g} for the heads"),
     ]
     if session.experiment.graph not in ("server", "none"):
-        tau = max(1, session.experiment.algorithm.head_passes)
-        lines += theorem_constants(session.mixing, lipschitz=max(largest.values()), tau=tau)
-    print(terminal.facts(lines))
+        tau = max(1, algorithm.head_passes)
+        lines += theorem_constants(session.mixing, lipschitz=max(curvature), tau=tau)
+    return lines
