@@ -4,11 +4,12 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pytest
 import torch
 
-from manyheads.algorithms import REGISTRY
+from manyheads.algorithms import REGISTRY, Join
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -50,8 +51,8 @@ def test_heads_train_at_the_runs_first_rate_in_every_pass(lab: SimpleNamespace, 
 
 
 def test_new_workers_whose_loss_explodes_are_told_whose_rate_it_is(lab: SimpleNamespace, tmp_path: Path) -> None:
-    source = _trained(lab, tmp_path / "run", "d-psgd", head_lr=1e200, clip=0.0)
-    with pytest.raises(UserError, match=r": give the run a lower --head-lr \(now 1e\+200\), or a --clip\.$"):
+    source = _trained(lab, tmp_path / "run", "d-psgd", head_lr=1e38, clip=0.0)
+    with pytest.raises(UserError, match=r": give the run a lower --head-lr \(now 1e\+38\), or a --clip\.$"):
         list(join(source, NewWorkers(workers=4), lab.cpu))
 
 
@@ -101,6 +102,7 @@ def test_what_is_joined_names_the_run(lab: SimpleNamespace, tmp_path: Path) -> N
     five = NewWorkers(workers=5)
     one = open_join(source, five, lab.cpu).experiment
     assert (one.workers, one.rounds, one.algorithm.name) == (5, 10, "join")
+    assert isinstance(one.algorithm, Join) and one.algorithm.run == source.experiment.run_id
     assert open_join(source, five, lab.cpu).experiment == one
     assert open_join(source, replace(five, representation="mean"), lab.cpu).experiment.run_id != one.run_id
     longer = _trained(lab, tmp_path / "run", data=source.experiment.data, rounds=7)
@@ -217,29 +219,44 @@ def test_layers_that_are_not_trained_are_the_runs(lab: SimpleNamespace, tmp_path
 
 
 def test_new_heads_on_a_representation_that_nobody_has_trained(lab: SimpleNamespace, tmp_path: Path) -> None:
-    def probed() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(6, 5).requires_grad_(False), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    scale = 1.0
 
-    experiment = lab.tiny(REGISTRY["local"](), split="iid", model=probed)
-    for _ in run(lab.opened_in(experiment, tmp_path / "run")):
-        pass
-    source = Run.open(tmp_path / "run", data=experiment.data, model=probed)
-    *_, last = run(open_join(source, NewWorkers(workers=3, head_epochs=2), lab.cpu))
-    assert last.round == 2
+    def probed() -> torch.nn.Module:
+        held = torch.nn.Linear(6, 5).requires_grad_(False)
+        held.weight *= scale
+        return torch.nn.Sequential(held, torch.nn.ReLU(), torch.nn.Linear(5, 3))
+
+    joined = []
+    for scale in (1.0, 2.0):
+        experiment = lab.tiny(REGISTRY["local"](), split="iid", model=probed)
+        for _ in run(lab.opened_in(experiment, tmp_path / f"{scale}")):
+            pass
+        source = Run.open(tmp_path / f"{scale}", data=experiment.data, model=probed)
+        joined.append(open_join(source, NewWorkers(workers=3, head_epochs=2), lab.cpu))
+        *_, last = run(joined[-1])
+        assert last.round == 2
+    # What was learned is the same, nothing, and yet it is another representation.
+    one, other = (session.experiment for session in joined)
+    assert isinstance(one.algorithm, Join) and isinstance(other.algorithm, Join)
+    assert one.algorithm.run == other.algorithm.run and one.run_id != other.run_id
 
 
 @pytest.mark.parametrize(
-    ("held", "said"),
+    ("held", "representation", "said"),
     [
-        ({}, ": of worker i mod 4."),
-        ({"first_worker": 2, "num_workers": 2}, ": of worker 2 + i mod 2."),
-        ({"first_worker": 2, "num_workers": 1}, ": of worker 2."),
+        ({}, "own", ": of worker i mod 4."),
+        ({"first_worker": 2, "num_workers": 2}, "own", ": of worker 2 + i mod 2."),
+        ({"first_worker": 2, "num_workers": 2}, "mean", ": the mean of 2 workers."),
+        ({"first_worker": 2, "num_workers": 1}, "own", ": of worker 2."),
+        ({"first_worker": 2, "num_workers": 1}, "mean", ": of worker 2."),
     ],
 )
-def test_whose_representation_it_is_is_said(lab: SimpleNamespace, tmp_path: Path, held: dict, said: str) -> None:
+def test_whose_representation_it_is_is_said(
+    lab: SimpleNamespace, tmp_path: Path, held: dict, representation: Literal["own", "mean"], said: str
+) -> None:
     """A site has the models of its own workers alone."""
     source = _trained(lab, tmp_path)
     described = json.loads((tmp_path / MODEL).read_text())
     (tmp_path / MODEL).write_text(json.dumps({**described, **held}))
-    session = open_join(source, NewWorkers(workers=3), lab.cpu)
+    session = open_join(source, NewWorkers(workers=3, representation=representation), lab.cpu)
     assert any(note.endswith(said) for note in session.notes)

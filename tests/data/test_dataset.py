@@ -70,4 +70,11 @@ def test_standardise_uses_the_train_part_alone() -> None:
     shift = (test_scaled - train_scaled[:5]).view(-1, 3)
     std = train.view(-1, 3).std(0, correction=0)
     assert torch.allclose(shift[:, :2], (1 / std[:2]).expand_as(shift[:, :2]), atol=1e-4)
+    assert torch.equal(shift[:, 2], torch.ones(20)), "a channel that never changes keeps its scale"
     assert train_scaled.dtype == torch.float32
+
+
+def test_standardise_is_exact_far_from_zero() -> None:
+    train = torch.randn(2000, 3) + 1e5
+    scaled, _ = standardise(train, train, 3)
+    assert torch.allclose(scaled.double().mean(0), torch.zeros(3, dtype=torch.float64), atol=1e-6)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from manyheads.data import load
+from manyheads.data.dataset import standardise
 from manyheads.errors import UserError
 
 RNG = np.random.default_rng(0)
@@ -22,12 +23,21 @@ def test_it_is_standardised_per_channel(tmp_path: Path, monkeypatch: pytest.Monk
     by_channel = data.x_train.view(-1, 9)
     assert torch.allclose(by_channel.mean(0), torch.zeros(9), atol=1e-5)
     assert torch.allclose(by_channel.std(0, correction=0), torch.ones(9), atol=1e-5)
+    assert data.user_train is not None and data.user_test is not None and not data.per_worker
+    assert data.user_train.tolist() == [k % 3 for k in range(30) if k % 5]
+    assert data.user_test.tolist() == [k % 3 for k in range(0, 30, 5)]
+
+    recorded = load("mobiact:raw")
+    assert torch.equal(recorded.x_train, torch.from_numpy(x[split == "train"]).float())
+    assert torch.equal(recorded.x_test, torch.from_numpy(x[split == "test"]).float())
+    _, moved_along = standardise(recorded.x_train, recorded.x_test, 9)
+    assert torch.equal(data.x_test, moved_along)
 
 
 def test_missing_or_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("MANYHEADS_DATA", raising=False)
-    with pytest.raises(UserError, match=rf"put mobiact6\.npz into {tmp_path}"):
+    with pytest.raises(UserError, match=rf"put mobiact6\.npz into {tmp_path},"):
         load("mobiact", tmp_path)
     np.savez(tmp_path / "mobiact6.npz", x=RNG.normal(size=(20, 4)), y=np.arange(20) % 5)
     with pytest.raises(UserError, match=r"mobiact6\.npz holds samples of shape \[4\]"):

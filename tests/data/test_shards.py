@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import torch
 
 from manyheads.data import Shards
@@ -26,6 +28,13 @@ def test_take_keeps_the_order_given_and_shares_the_pool() -> None:
     assert taken.weight is not None and taken.weight.tolist() == [3, 4, 1, 2]
     assert taken.x is shards.x
     assert shards.take([]).sizes == ()
+
+
+def test_targets_that_are_numbers_and_samples_without_weights() -> None:
+    plain = replace(make(), y=torch.rand(4), weight=None)
+    moved = plain.take([2, 0]).to("cpu", torch.float64)
+    assert moved.weight is None
+    assert torch.equal(moved.y, plain.y[[2, 3, 0, 1]].double())
 
 
 def test_to_changes_floats_only() -> None:

@@ -83,14 +83,16 @@ def test_no_pass_of_a_worker_repeats_another():
     assert len(orders) == 3**3
 
 
-def test_dropout_keys_differ_between_workers_rounds_streams_steps_and_layers():
-    source = Source(1, 4, False)
+def test_dropout_keys_differ_between_seeds_workers_rounds_streams_steps_and_layers():
     bases = [
-        dropout_base(source, phase_of(Epochs(1), stream), worker=worker, round=round)
+        dropout_base(Source(seed, 4, False), phase_of(Epochs(1), stream), worker=worker, round=round)
+        for seed in (1, 2)
         for stream in ("head", "body")
         for worker in range(3)
         for round in range(3)
     ]
-    keys = torch.stack([dropout_key(torch.tensor(bases), step, layer) for step in range(40) for layer in range(3)])
-    assert keys.shape == (120, 18) and bool((keys >= 0).all())
+    bases.append(2**63 - 1)
+    layers = (0, 1, 128, 255)
+    keys = torch.stack([dropout_key(torch.tensor(bases), step, layer) for step in range(40) for layer in layers])
+    assert keys.shape == (160, 37) and bool((keys >= 0).all())
     assert len(keys.unique()) == keys.numel()

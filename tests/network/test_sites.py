@@ -286,7 +286,7 @@ def test_files_are_named_by_worker(tmp_path: Path) -> None:
     template = str(tmp_path / "w{worker}.npz")
     assert files.seen(template, 4) == (0, 2)
     data = files.load(template, range(2, 3))
-    assert data.num_classes == 2 and (data.x_train == 2).all()
+    assert data.num_classes == 2 and (data.x_train == 2).all() and not files.is_per_worker(data)
     assert data.user_train is not None and set(data.user_train.tolist()) == {2}
     np.savez(tmp_path / "w1.npz", x=np.zeros((6, 2)), y=np.arange(6) % 3)
     with pytest.raises(

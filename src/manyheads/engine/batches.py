@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from math import ceil
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from manyheads.engine.phase import Epochs, Phase, Steps
@@ -59,8 +58,3 @@ def dropout_base(source: Source, phase: Phase, *, worker: int, round: int) -> in
 def dropout_key(base: Tensor, step: int | Tensor, layer: int) -> Tensor:
     """Keys [W] of one dropout layer in one step, from the workers' bases [W] (int64)."""
     return (base + (step * 256 + layer + 1) * _ODD) & _MASK
-
-
-def as_index(positions: np.ndarray) -> Tensor:
-    """Positions as a torch index."""
-    return torch.from_numpy(np.ascontiguousarray(positions))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.shards import Shards
-from manyheads.engine.batches import Plan, as_index, dropout_base, num_batches, plan
+from manyheads.engine.batches import Plan, dropout_base, num_batches, plan
 from manyheads.engine.kernel import Batch, Kernel, dropouts, point_at, set_modes
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.threads import Result, Threads
@@ -131,7 +131,7 @@ class LocalEngine:
             total = [torch.zeros_like(leaf) for leaf in leaves]
             with self._seed(phase.stream, row, round):
                 for span in self._passes(slice(0, len(positions))):
-                    part = as_index(positions[span]).to(self.device)
+                    part = torch.from_numpy(positions[span]).to(self.device)
                     constants = {n: v[row].expand(len(part), *v.shape[1:]) for n, v in phase.constants.items()}
                     outputs = model.outputs(model.features(train.x[train.index[part]]))
                     loss = phase.objective(outputs, train.y[part], constants).sum() / len(positions)
@@ -183,7 +183,7 @@ class LocalEngine:
             for row, own, batches in zip(chunk.rows, index, chunk.plans, strict=True):
                 point_at(model, params, buffers, row)
                 # Samples that the phase never draws need no features: a few steps do not pay for a whole pass.
-                used = as_index(np.unique(np.concatenate(batches))).to(self.device)
+                used = torch.from_numpy(np.unique(np.concatenate(batches))).to(self.device)
                 chosen = own[used]
                 computed = torch.cat([prefix(train.x[chosen[part]]) for part in self._passes(slice(0, len(chosen)))])
                 features.append(computed.new_zeros(len(own), *computed.shape[1:]).index_copy_(0, used, computed))
