@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from manyheads.algorithms import REGISTRY, Join
+from manyheads.data import federate
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -17,7 +18,7 @@ from manyheads.new_workers import NewWorkers, join, open_join
 from manyheads.rounds import run
 from manyheads.session import Session
 from manyheads.store import Run
-from manyheads.store.layout import MODEL
+from manyheads.store.layout import EXPERIMENT, MODEL
 from manyheads.tree import select
 
 BODY = {"representation"}
@@ -51,9 +52,23 @@ def test_heads_train_at_the_runs_first_rate_in_every_pass(lab: SimpleNamespace, 
 
 
 def test_new_workers_whose_loss_explodes_are_told_whose_rate_it_is(lab: SimpleNamespace, tmp_path: Path) -> None:
-    source = _trained(lab, tmp_path / "run", "d-psgd", head_lr=1e38, clip=0.0)
-    with pytest.raises(UserError, match=r": give the run a lower --head-lr \(now 1e\+38\), or a --clip\.$"):
+    source = _trained(lab, tmp_path / "run", "d-psgd", head_lr=1e200, clip=0.0)
+    with pytest.raises(UserError, match=r": give the run a lower --head-lr \(now 1e\+200\), or a --clip\.$"):
         list(join(source, NewWorkers(workers=4), lab.cpu))
+
+
+def test_new_workers_are_there_in_every_pass_and_in_the_devices_precision(lab: SimpleNamespace, tmp_path: Path) -> None:
+    """Whoever was away in the run, and whatever a GPU computed it in."""
+    failing = {"precision": "float32", "worker_failure": 0.6, "link_failure": 0.6}
+    source = _trained(lab, tmp_path / "run", **failing)
+    described = json.loads((tmp_path / "run" / EXPERIMENT).read_text())
+    (tmp_path / "run" / EXPERIMENT).write_text(json.dumps({**described, "precision": "tf32"}))
+    source = Run.open(tmp_path / "run", data=source.experiment.data)
+    assert source.experiment.precision == "tf32"
+    session = open_join(source, NewWorkers(workers=4, representation="mean"), lab.cpu)
+    assert session.experiment.precision == "float32"
+    assert {leaf.dtype for leaf in session.ctx.initial.params.values()} == {torch.float32}
+    assert session.experiment.link_failure == 0 and all(session.mixing.rows(k).present.all() for k in range(10))
 
 
 def test_one_new_worker_is_enough(lab: SimpleNamespace, tmp_path: Path) -> None:
@@ -82,6 +97,17 @@ def test_heads_alone_are_trained_on_what_was_learned(lab: SimpleNamespace, tmp_p
         assert torch.equal(after[name], leaf) == name.startswith("representation."), name
 
 
+def test_a_process_gives_its_own_workers_theirs(
+    lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = _trained(lab, tmp_path / "run")
+    monkeypatch.setattr("manyheads.parts.federate", lambda *a, **k: federate(*a, **k).take([5, 2]))
+    session = open_join(source, NewWorkers(workers=6), lab.cpu)
+    assert session.ctx.ids == (5, 2)
+    for name, leaf in select(source.state().params, BODY).items():
+        assert torch.equal(session.ctx.initial.params[name], leaf[[1, 2]])
+
+
 def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_path: Path) -> None:
     source = _trained(lab, tmp_path / "run")
     session = open_join(source, NewWorkers(workers=4), lab.cpu)
@@ -91,7 +117,7 @@ def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_
     before = lab.opened(source.experiment)
     assert session.everyone.digest() != before.everyone.digest()
     # The run's seed is the default.
-    seeds = (source.experiment.seed, 2, 3)
+    seeds = (source.experiment.seed, 0, 2)
     again = [open_join(source, NewWorkers(workers=4, seed=seed), lab.cpu).everyone.digest() for seed in seeds]
     assert again[0] == session.everyone.digest()
     assert len(set(again)) == 3
@@ -132,8 +158,10 @@ def test_who_brings_data_need_not_have_the_runs(lab: SimpleNamespace, tmp_path: 
 
 def test_new_workers_keep_the_samples_they_bring(lab: SimpleNamespace, tmp_path: Path) -> None:
     source, data = _trained(lab, tmp_path / "run"), lab.blobs()
-    for given, split in ((None, "iid"), (data, "iid"), (replace(data, per_worker=True), "natural")):
-        assert open_join(source, NewWorkers(data=given, workers=4), lab.cpu).experiment.split == split
+    own = replace(data, per_worker=True)
+    for given, asked, split in ((None, None, "iid"), (data, None, "iid"), (own, None, "natural"), (own, "iid", "iid")):
+        new = NewWorkers(data=given, split=asked, workers=4)
+        assert open_join(source, new, lab.cpu).experiment.split == split
 
 
 def test_a_newcomer_with_a_data_set_joins_workers_who_brought_their_own(lab: SimpleNamespace, tmp_path: Path) -> None:
@@ -153,6 +181,8 @@ def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:
     assert floats
     for name, leaf in floats.items():
         assert torch.allclose(session.ctx.initial.buffers[name], leaf.mean(0).expand(5, *leaf.shape[1:]))
+    for name in buffers.keys() - floats.keys():
+        assert session.ctx.initial.buffers[name].tolist() == [buffers[name][0]] * 5 != [0] * 5, "batches that were seen"
 
 
 def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:

@@ -110,10 +110,9 @@ def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorker
         rounds=new.head_epochs,
         # Weights in double precision stay so; what else there is depends on the device.
         precision="float64" if source.precision == "float64" else None,
-        # Ten passes are no time for rates to fall, and nothing is exchanged that could fail.
+        # Ten passes are no time for rates to fall, nor for workers to be away.
         decay=1.0,
         schedule="decay",
-        link_failure=0.0,
         worker_failure=0.0,
     )
 

@@ -117,6 +117,14 @@ def arrays(worker: int) -> tuple[Any, ...]:
     return rng.normal(size=(size, 6)), rng.integers(3, size=size), rng.normal(size=(5, 6)), rng.integers(3, size=5)
 
 
+def write(folder: Path, worker: int) -> None:
+    """The file of a worker."""
+    x, y, x_test, y_test = arrays(worker)
+    split = np.array(["train"] * len(x) + ["test"] * len(x_test))
+    x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
+    np.savez(folder / f"site-{worker}.npz", x=x, y=y, split=split, num_classes=3)
+
+
 @pytest.fixture
 def folders(tmp_path: Path) -> list[Path]:
     """A folder for each rank, with the file of its own worker and nothing else."""
@@ -124,10 +132,7 @@ def folders(tmp_path: Path) -> list[Path]:
     for worker in ORDER:
         folder = tmp_path / f"host-{worker}"
         folder.mkdir()
-        x, y, x_test, y_test = arrays(worker)
-        split = np.array(["train"] * len(x) + ["test"] * len(x_test))
-        x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
-        np.savez(folder / f"site-{worker}.npz", x=x, y=y, split=split, num_classes=3)
+        write(folder, worker)
         made.append(folder)
     return made
 
@@ -288,8 +293,21 @@ def test_files_are_named_by_worker(tmp_path: Path) -> None:
     data = files.load(template, range(2, 3))
     assert data.num_classes == 2 and (data.x_train == 2).all() and not files.is_per_worker(data)
     assert data.user_train is not None and set(data.user_train.tolist()) == {2}
-    np.savez(tmp_path / "w1.npz", x=np.zeros((6, 2)), y=np.arange(6) % 3)
-    with pytest.raises(
-        UserError, match=r"w1\.npz holds samples \[2\] of 3 classes, .*w0\.npz samples \[2\] of 2 classes"
-    ):
-        files.load(template, range(3))
+    for width, classes in ((2, 3), (3, 2)):
+        np.savez(tmp_path / "w1.npz", x=np.zeros((6, width)), y=np.arange(6) % classes)
+        holds = rf"w1\.npz holds samples \[{width}\] of {classes} classes, .*w0\.npz samples \[2\] of 2 classes"
+        with pytest.raises(UserError, match=holds):
+            files.load(template, range(2))
+
+
+def test_the_files_of_a_site_are_what_its_workers_would_bring_in_python(tmp_path: Path) -> None:
+    for worker in (1, 2):
+        write(tmp_path, worker)
+    found = files.load(str(tmp_path / "site-{worker}.npz"), range(1, 3))
+    wanted = from_workers([arrays(worker) for worker in (1, 2)])
+    for name in ("x_train", "y_train", "x_test", "y_test"):
+        assert torch.equal(getattr(found, name), getattr(wanted, name)), name
+    assert found.user_train is not None and found.user_test is not None
+    assert wanted.user_train is not None and wanted.user_test is not None
+    assert torch.equal(found.user_train, 1 + wanted.user_train)
+    assert torch.equal(found.user_test, 1 + wanted.user_test)
