@@ -1,5 +1,6 @@
 """What an experiment is: checked at the door, written down completely, known by its id."""
 
+import copy
 import json
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -35,6 +36,8 @@ from manyheads.recipes import RECIPES
         ({"momentum": -0.1}, "--momentum -0.1"),
         ({"momentum": 1.0}, "--momentum 1.0"),
         ({"weight_decay": -0.1}, "--weight-decay -0.1"),
+        ({"weight_decay": 1e39}, "--weight-decay 1e+39 is more than float32 holds"),
+        ({"lr": 1e39, "precision": "bf16"}, "--lr 1e+39 is more than float32 holds"),
         ({"clip": -1.0}, "--clip -1.0"),
         ({"seed": -1}, "--seed -1"),
         ({"validation": 1.0}, "--validation 1.0"),
@@ -250,6 +253,9 @@ def test_objects_are_known_by_their_content(lab, dtype):
         Experiment.from_json(experiment.to_json())
     again = Experiment.from_json(experiment.to_json(), data=experiment.data, model=net)
     assert again.run_id == experiment.run_id
+    held = copy.deepcopy(net)
+    held.bias.requires_grad_(False)
+    assert replace(experiment, model=held).run_id != experiment.run_id
 
 
 class Smoothed:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
-from math import isfinite
 from os import PathLike, fspath
 from pathlib import Path
+from sys import float_info
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -27,7 +27,7 @@ def positive(owner: object, *names: str) -> None:
     """Refuse numbers that are not above 0."""
     for name in names:
         value = getattr(owner, name)
-        if value is not None and not (value > 0 and isfinite(value)):
+        if value is not None and value <= 0:
             raise UserError(f"{flag(name)} {value} is not positive: give a number above 0.")
 
 
@@ -35,19 +35,21 @@ def not_negative(owner: object, *names: str) -> None:
     """Refuse numbers below 0."""
     for name in names:
         value = getattr(owner, name)
-        if value is not None and not (value >= 0 and isfinite(value)):
+        if value is not None and value < 0:
             raise UserError(f"{flag(name)} {value} is negative: give a number of at least 0.")
 
 
 def settle(owner: Any) -> None:
     """Numbers become Python's, floats where those are wanted, words and paths what is wanted of the two.
 
-    So equal values are written alike; what does not fit is refused.
+    So equal values are written alike; what does not fit is refused, NaN and infinite numbers with it.
     """
     for name, kind in wanted(type(owner)).items():
         value = getattr(owner, name)
         if isinstance(value, np.generic):
             value = value.item()
+        if isinstance(value, (int, float)) and not abs(value) <= float_info.max:
+            raise UserError(f"{flag(name)} {value} is no number to compute with: give another.")
         if isinstance(value, str) and Path in kind.types and str not in kind.types:
             value = Path(value)
         elif isinstance(value, PathLike) and str in kind.types:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -99,6 +99,10 @@ class Experiment:
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.decay is not None and self.decay > 1:
             raise UserError(f"--decay {self.decay:g} lets the rates grow in every round: give a factor of at most 1.")
+        for name in ("lr", "head_lr", "weight_decay"):
+            value = getattr(self, name)
+            if value is not None and value > torch.finfo(self.dtype).max:
+                raise UserError(f"{flag(name)} {value:g} is more than float32 holds: give less.")
         if self.workers < 2 and self.algorithm.private != WHOLE:
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
         for name in ("momentum", "validation", "link_failure", "worker_failure"):
@@ -280,14 +284,21 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, Dataset):
         return {"kind": "arrays", "name": value.name, "sha256": value.digest()}
-    if isinstance(value, (nn.Module, torch.Tensor)):
-        digest = hashlib.sha256(repr(value).encode())
-        for tensor in value.state_dict().values() if isinstance(value, nn.Module) else [value]:
-            # As bytes: numpy does not know every type.
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        kind = f"module {type(value).__qualname__}" if isinstance(value, nn.Module) else "tensor"
-        return {"kind": kind, "sha256": digest.hexdigest()}
+    if isinstance(value, nn.Module):
+        held = [name for name, parameter in value.named_parameters() if not parameter.requires_grad]
+        sha256 = _hash(f"{value!r}{held or ''}", value.state_dict().values())
+        return {"kind": f"module {type(value).__qualname__}", "sha256": sha256}
+    if isinstance(value, torch.Tensor):
+        return {"kind": "tensor", "sha256": _hash(repr(value), [value])}
     return {"kind": f"function {_function_name(value)}"}
+
+
+def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:
+    digest = hashlib.sha256(text.encode())
+    for tensor in tensors:
+        # As bytes: numpy does not know every type.
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _function_name(function: Any) -> str:

@@ -96,7 +96,7 @@ def test_the_algorithm_may_stand_anywhere() -> None:
             "--norm: unknown value 'grup'. Did you mean 'group'? Allowed: group, local, shared.",
         ),
         (["deprl", "--workers", "-3"], "--workers -3 is not positive: give a number above 0."),
-        (["deprl", "--lr", "nan"], "--lr nan is not positive: give a number above 0."),
+        (["deprl", "--lr", "nan"], "--lr nan is no number to compute with: give another."),
         (["deprl", "--evaluate", "own"], "--evaluate is an option of d-psgd, not of deprl: leave it out."),
         (["local", "--head-epochs", "2"], "--head-epochs is an option of deprl, fedrep, not of local: leave it out."),
         (["deprl", "--head-steps", "-1"], "--head-steps -1 is negative: give a number of at least 0."),
