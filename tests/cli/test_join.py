@@ -43,6 +43,18 @@ def test_join_and_join_again(finished: Path, tmp_path: Path, capsys: pytest.Capt
     assert exported.exists()
 
 
+def test_where_and_how_is_said_as_to_train(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    out = tmp_path / "new"
+    words = ["--workers", 4, "--head-epochs", 3, "--seed", 0, "--out", out, "--data-dir", tmp_path, "--device", "cpu"]
+    words += ["--engine", "loop", "--threads", 1, "--eval-every", 2, "--checkpoint-every", 1, "--deterministic"]
+    lines = _join(capsys, finished, *words, "--quiet")
+    assert len(lines) == 2 and lines[0].startswith("join: accuracy ") and lines[1] == str(out), "the result alone"
+    summary = Run.open(out).summary()
+    assert summary is not None
+    assert (summary["runtime"]["engine"], summary["runtime"]["deterministic"]) == ("loop", True)
+    assert [row["round"] for row in Run.open(out).metrics()] == [2, 3]
+
+
 def test_heads_that_learn_nothing(finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     run = tmp_path / "run"
     shutil.copytree(finished, run)
