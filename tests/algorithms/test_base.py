@@ -1,9 +1,13 @@
-"""What travels with a group of parameters: statistics do, counters and masks do not."""
+"""What algorithms share: the rates of a round, who takes part, and what travels with a group of parameters."""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import DPSGD
+from manyheads.algorithms.base import Rates
+from manyheads.engine.phase import SGD
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import run
 from manyheads.session import open_session
@@ -21,6 +25,14 @@ class Masked(nn.Module):
         h = self.into(x.flatten(1).unflatten(1, (8, 8)))
         weights = (h @ h.mT + self.get_buffer("mask")).softmax(-1)
         return self.top(self.norm((weights @ h).mean(1)))
+
+
+def test_rates_fall_and_nothing_else_does() -> None:
+    rates = Rates(0.4, 0.8, 0.9, 0.01, 5.0, decay=0.5, schedule="decay")
+    assert [rates.sgd(round) for round in (0, 1, 3)] == [SGD(lr, 0.9, 0.01, 5.0) for lr in (0.4, 0.2, 0.05)]
+    assert [rates.sgd(round, head=True) for round in (0, 3)] == [SGD(lr, 0.9, 0.01, 5.0) for lr in (0.8, 0.1)]
+    constant = replace(rates, schedule="corollary")
+    assert constant.sgd(3) == SGD(0.4, 0.9, 0.01, 5.0) and constant.sgd(3, head=True) == SGD(0.8, 0.9, 0.01, 5.0)
 
 
 def test_masks_stay_and_statistics_travel() -> None:
