@@ -183,11 +183,12 @@ def test_every_site_sees_its_own_run(start_together, folders) -> None:
 
 
 def test_sites_with_different_kinds_of_data(start_together, folders) -> None:
-    np.savez(folders[1] / f"site-{ORDER[1]}.npz", x=np.zeros((9, 6)), y=np.arange(9) % 2)
+    np.savez(folders[1] / f"site-{ORDER[1]}.npz", x=np.zeros((9, 6), np.uint8), y=np.arange(9) % 2)
     started = start_together(3, PROGRAM, "train", "deprl", *TRAIN, "--out", "run", folders=folders)
     assert all(process.status() for process in started)
     (line,) = [line for process in started for line in process.text().splitlines() if line.startswith("manyheads")]
-    assert "process 1 was started with number of classes 2, process 0 with number of classes 3: " in line
+    said = "process 1 was started with samples [6] of bytes in 2 classes, process 0 with samples [6] of numbers in 3 "
+    assert said in line
     assert line.endswith("and num_classes where a file lacks the last classes.")
 
 
@@ -293,9 +294,16 @@ def test_files_are_named_by_worker(tmp_path: Path) -> None:
     data = files.load(template, range(2, 3))
     assert data.num_classes == 2 and (data.x_train == 2).all() and not files.is_per_worker(data)
     assert data.user_train is not None and set(data.user_train.tolist()) == {2}
-    for width, classes in ((2, 3), (3, 2)):
-        np.savez(tmp_path / "w1.npz", x=np.zeros((6, width)), y=np.arange(6) % classes)
-        holds = rf"w1\.npz holds samples \[{width}\] of {classes} classes, .*w0\.npz samples \[2\] of 2 classes"
+    labels = np.arange(6) % 2
+    for x, y, said in (
+        (np.zeros((6, 2)), np.arange(6) % 3, "[2] of numbers in 3 classes"),
+        (np.zeros((6, 3)), labels, "[3] of numbers in 2 classes"),
+        # Bytes alone are scaled.
+        (np.zeros((6, 2), np.uint8), labels, "[2] of bytes in 2 classes"),
+        (np.zeros((6, 2)), np.zeros((6, 4)), "[2] of numbers with numbers [4] to predict"),
+    ):
+        np.savez(tmp_path / "w1.npz", x=x, y=y)
+        holds = rf"w1\.npz holds samples {re.escape(said)}, .*w0\.npz \[2\] of numbers in 2 classes: give all"
         with pytest.raises(UserError, match=holds):
             files.load(template, range(2))
 

@@ -136,9 +136,10 @@ def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None) -> D
                 f"{name}: label {num_classes - 1} in {num_samples} samples; number the classes 0, 1, 2, ... "
                 "(or give float targets for a regression)."
             )
-    if x_train.dtype == torch.uint8:
+    from_bytes = x_train.dtype == torch.uint8
+    if from_bytes:
         x_train, x_test = (x.float().div_(255) for x in (x_train, x_test))
-    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user_train, user_test)
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user_train, user_test, from_bytes=from_bytes)
 
 
 def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:

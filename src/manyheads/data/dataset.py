@@ -30,6 +30,8 @@ class Dataset:
     """The classes in words."""
     per_worker: bool = False
     """Whether its users are the workers, who bring their own samples: they keep them unless a split is given."""
+    from_bytes: bool = False
+    """Whether inputs of the user's own were bytes, which became fractions of 255."""
     source: InitVar[str | None] = None
     """The file to name when the data are wrong; by default the data set's name."""
 
@@ -50,6 +52,14 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Of one sample."""
         return tuple(self.x_train.shape[1:])
+
+    @property
+    def kind(self) -> str:
+        """What its samples are, in words: parts of one data set have it alike."""
+        inputs = f"{list(self.input_shape)} of {'bytes' if self.from_bytes else 'numbers'}"
+        if self.num_classes is not None:
+            return f"{inputs} in {self.num_classes} classes"
+        return f"{inputs} with numbers {list(self.y_train.shape[1:])} to predict"
 
     @cached_property
     def _digest(self) -> str:

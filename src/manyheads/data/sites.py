@@ -27,9 +27,9 @@ def load(template: str, workers: range) -> Dataset:
     parts = {worker: arrays.load(_file(template, worker)) for worker in workers}
     first = parts[workers[0]]
     for worker, part in parts.items():
-        if _kind(part) != _kind(first):
+        if part.kind != first.kind:
             raise UserError(
-                f"{_file(template, worker)} holds {_kind(part)}, {_file(template, workers[0])} {_kind(first)}: "
+                f"{_file(template, worker)} holds samples {part.kind}, {_file(template, workers[0])} {first.kind}: "
                 f"{ONE_KIND}"
             )
     train, test = (
@@ -45,12 +45,8 @@ def load(template: str, workers: range) -> Dataset:
         num_classes=first.num_classes,
         user_train=train,
         user_test=test,
+        from_bytes=first.from_bytes,
     )
-
-
-def _kind(data: Dataset) -> str:
-    what = "numbers to predict" if data.num_classes is None else f"{data.num_classes} classes"
-    return f"samples {list(data.input_shape)} of {what}"
 
 
 def _file(template: str, worker: int) -> Path:

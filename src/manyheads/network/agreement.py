@@ -53,12 +53,12 @@ def compare(
 ) -> None:
     """Refuse processes that were started with different options, on different data or with different versions.
 
-    Sites have data and folders of their own: of their data only the shape and the number of classes are compared.
+    Sites have data and folders of their own: of their data only what kind of samples they are is compared.
     """
     options = experiment.describe()
     settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
     if in_sites:
-        data = {"samples of shape": list(dataset.input_shape), "number of classes": dataset.num_classes}
+        data = {"samples": dataset.kind}
     else:
         settings.append("out")
         data = {"content of the data": dataset.digest()[:12]}
