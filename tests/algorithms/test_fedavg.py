@@ -49,7 +49,18 @@ def test_participants_are_drawn_anew_each_round(lab):
     assert len(set(drawn)) > 3
     assert drawn == [tuple(ctx.participants(round, 0.5)) for round in range(20)]
     assert ctx.participants(0, 1.0).all()
-    assert ctx.participants(0, 0.01).sum() == 1
+    nearest = {0.01: 1, 0.3: 1, 0.375: 2, 0.6: 2, 0.625: 3, 0.7: 3}
+    assert {part: ctx.participants(0, part).sum() for part in nearest} == nearest
+
+
+def test_the_part_is_of_all_workers_and_taken_from_those_present(lab):
+    ctx = lab.opened(lab.tiny(FedAvg(), worker_failure=0.5)).ctx
+    seen = set()
+    for round in range(30):
+        present, here = ctx.network.present(round), ctx.participants(round, 0.5)
+        assert here.sum() == min(2, present.sum()) and not (here & ~present).any()
+        seen.add(int(present.sum()))
+    assert seen >= {1, 2, 3}
 
 
 def test_weights(lab):
