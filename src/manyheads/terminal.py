@@ -70,10 +70,15 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, i
 
 
 def announced(items: Iterable[Item], what: str) -> Iterator[Item]:
-    """The items; where the first of them takes long, say what is going on."""
+    """The items; where the first of them takes long, a line says what is going on."""
     items = iter(items)
-    with waiting(what):
+    timer = Timer(_PATIENCE_SECONDS, print, [f"{what} ..."], {"flush": True})
+    timer.start()
+    try:
         first = [*islice(items, 1)]
+    finally:
+        timer.cancel()
+        timer.join()
     yield from chain(first, items)
 
 
