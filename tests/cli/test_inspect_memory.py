@@ -15,6 +15,7 @@ def test_the_plan_of_a_run(capsys: pytest.CaptureFixture) -> None:
     assert any("rows of 12 workers" in label and "device memory" in label for label in found)
     assert int(found["workers whose rows fit on the device"].replace(",", "")) > 1000
     assert "device memory in all" in found
+    assert found["of 24.0 GB a run takes"] == "at most 80 %"
 
 
 def test_rows_that_do_not_fit_go_to_the_host(capsys: pytest.CaptureFixture) -> None:

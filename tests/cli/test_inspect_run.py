@@ -69,7 +69,7 @@ def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -
     shutil.copytree(finished, broken)
     with (broken / "metrics.jsonl").open("a") as file:
         file.write('{"round": 3, "accur')
-    assert any("1 damaged line" in line for line in _inspect(capsys, broken))
+    assert any("damaged lines of metrics.jsonl, left out: 1" in line for line in _inspect(capsys, broken))
     (broken / "experiment.json").write_text("{}")
     assert main(["inspect", "run", str(broken)]) == 2
     assert "experiment.json is damaged" in capsys.readouterr().err

@@ -86,6 +86,11 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path, cap
     assert "2 of 6 runs are recorded." in (tmp_path / "results/consensus.md").read_text()
 
 
+def test_all_reports_on_nothing_are_none(capsys: pytest.CaptureFixture) -> None:
+    _study("all", "--quick", "--report", "--out", "results")
+    assert capsys.readouterr().out == "no report: nothing is recorded in results/records\n"
+
+
 def test_two_at_once_on_one_folder(tmp_path: Path) -> None:
     folder = tmp_path / "results"
     folder.mkdir()

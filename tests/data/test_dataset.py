@@ -15,8 +15,8 @@ def good() -> Dataset:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"x_train": torch.tensor([[0.0, 1.0]] * 5 + [[0.0, torch.nan]])}, "train part of x holds NaN .*sample 5"),
-        ({"x_test": torch.full((3, 2), torch.inf)}, "test part of x holds NaN or infinite"),
+        ({"x_train": torch.tensor([[0.0, 1.0]] * 5 + [[0.0, torch.nan]])}, "train part of x holds NaN, .*sample 5"),
+        ({"x_test": torch.full((3, 2), torch.inf)}, "test part of x holds NaN, infinite"),
         (
             {"y_train": torch.tensor([0, 1, 2, 0, 1, 3])},
             "train part has label 3, and num_classes is 3: give at least 4",

@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
         filled = int(FILLED * free)
         lines = [
             *describe(settle(plan, filled)),
-            (f"used of {terminal.human_bytes(free)}", f"at most {FILLED:.0%}"),
+            (f"of {terminal.human_bytes(free)} a run takes", f"at most {100 * FILLED:.0f} %"),
             ("workers whose rows fit on the device", f"{replace(plan, lanes=1).largest(filled):,}"),
         ]
     print(terminal.facts(lines))

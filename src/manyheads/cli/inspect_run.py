@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
         *(("option", f"{flag(name)} {_shown(value)}") for name, value in _unusual(description)),
     ]
     if run.damaged_lines:
-        lines.append(("note", f"{run.damaged_lines} damaged lines of metrics.jsonl were left out"))
+        lines.append(("note", f"damaged lines of metrics.jsonl, left out: {run.damaged_lines}"))
     if summary is not None:
         lines += [("note", note) for note in summary.get("notes", ())]
         where = summary.get("runtime", {})

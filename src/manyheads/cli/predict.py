@@ -85,8 +85,10 @@ def run(args: argparse.Namespace) -> None:
 def _read(path: Path) -> "tuple[np.ndarray, np.ndarray | None]":
     """Inputs [samples, ...] float32 and, where there are any, labels [samples]."""
     import numpy as np
+    import torch
 
     from manyheads.data.arrays import read_npz
+    from manyheads.data.dataset import check_finite
 
     arrays = read_npz(path, ("x", "y"))
     x, y = arrays.get("x"), arrays.get("y")
@@ -96,9 +98,9 @@ def _read(path: Path) -> "tuple[np.ndarray, np.ndarray | None]":
         raise UserError(
             f"{path}: y is {y.dtype} {list(y.shape)}; give a class for each of the {len(x)} samples, or no y."
         )
-    inputs = x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1)
-    if not np.isfinite(inputs).all():
-        raise UserError(f"{path}: x holds NaN or infinite numbers; clean or drop them.")
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name
+        inputs = x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1)
+    check_finite(f"{path}: x", torch.from_numpy(inputs))
     return inputs, y
 
 

@@ -206,10 +206,12 @@ def _report(name: str, size: "Size", folder: Path) -> None:
     from manyheads.studies.records import Records
 
     records = Records(folder)
-    for study in STUDIES.values() if name == NAME else [STUDIES[name]]:
-        if name != NAME or any(map(records.have, study.grid(size))):
-            try:
-                print(study.write(size, records, folder))
-            except ModuleNotFoundError as error:
-                print(f"no report here, as {error.name} is not installed; the records are in {records.folder}")
-                return
+    studies = [STUDIES[name]] if name != NAME else [s for s in STUDIES.values() if any(map(records.have, s.grid(size)))]
+    if not studies:
+        print(f"no report: nothing is recorded in {records.folder}")
+    for study in studies:
+        try:
+            print(study.write(size, records, folder))
+        except ModuleNotFoundError as error:
+            print(f"no report here, as {error.name} is not installed; the records are in {records.folder}")
+            return

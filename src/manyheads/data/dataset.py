@@ -97,13 +97,15 @@ def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classe
 
 
 def check_finite(part: str, values: Tensor) -> None:
-    """Refuse NaN and infinite numbers."""
+    """Refuse NaN and infinite numbers, which those are that float32 does not hold."""
     # One sum is several times cheaper than a mask of the pool, and it is finite only if every term is.
     if not torch.isfinite(values.sum()):
         bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
         if bad.any():
             first = int(bad.nonzero()[0, 0])
-            raise UserError(f"{part} holds NaN or infinite numbers (first in sample {first}); clean or drop them.")
+            raise UserError(
+                f"{part} holds NaN, infinite or too large numbers (first in sample {first}); clean or drop them."
+            )
 
 
 RAW = ":raw"
