@@ -87,6 +87,7 @@ def test_a_clip_of_zero_is_none(lab):
         (DePRL(head_epochs=3), 3),
         (DePRL(head_steps=5), 5),
         (FedRep(head_epochs=4), 4),
+        (FedRep(head_steps=6), 6),
         (DPSGD(), 1),
         (DePRL(head_epochs=0), 1),
     ],

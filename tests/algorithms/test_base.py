@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import DPSGD
 from manyheads.algorithms.base import Rates
-from manyheads.engine.phase import SGD
+from manyheads.engine.phase import SGD, Epochs
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import run
 from manyheads.session import open_session
@@ -33,6 +34,15 @@ def test_rates_fall_and_nothing_else_does() -> None:
     assert [rates.sgd(round, head=True) for round in (0, 3)] == [SGD(lr, 0.9, 0.01, 5.0) for lr in (0.8, 0.1)]
     constant = replace(rates, schedule="corollary")
     assert constant.sgd(3) == SGD(0.4, 0.9, 0.01, 5.0) and constant.sgd(3, head=True) == SGD(0.8, 0.9, 0.01, 5.0)
+
+
+def test_rows_are_of_the_hosted_workers(lab) -> None:
+    ctx = replace(lab.opened(lab.tiny(DPSGD())).ctx, ids=(3, 0))
+    assert ctx.rows(np.array([True, False, False, True])) is None
+    rows = ctx.rows(np.array([True, True, True, False]))
+    assert rows is not None and rows.tolist() == [1]
+    # Four samples a batch: worker 3 has 7, worker 0 has 9.
+    assert ctx.steps(Epochs(2), None).tolist() == [4, 6] and ctx.steps(Epochs(2), rows).tolist() == [0, 6]
 
 
 def test_masks_stay_and_statistics_travel() -> None:

@@ -1,5 +1,7 @@
 """FedAvg and what the server algorithms share: who takes part, and with which weight."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,7 @@ def test_participants_are_drawn_anew_each_round(lab):
     assert {sum(one) for one in drawn} == {2}
     assert len(set(drawn)) > 3
     assert drawn == [tuple(ctx.participants(round, 0.5)) for round in range(20)]
+    assert drawn != [tuple(replace(ctx, seed=ctx.seed + 1).participants(round, 0.5)) for round in range(20)]
     assert ctx.participants(0, 1.0).all()
     nearest = {0.01: 1, 0.3: 1, 0.375: 2, 0.6: 2, 0.625: 3, 0.7: 3}
     assert {part: ctx.participants(0, part).sum() for part in nearest} == nearest
