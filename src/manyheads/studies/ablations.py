@@ -55,8 +55,8 @@ def _tau_grid(size: Size) -> list[Trial]:
 
 def _tau(results: Results, report: Report) -> None:
     report.parts.append(
-        "D-PSGD and DisPFL, which have no heads, train all they have for one pass more than others their heads: as many "
-        "passes in all."
+        "D-PSGD and DisPFL train whole models for one pass more than the others train their heads: as many passes in "
+        "all."
     )
     _accuracy_by("tau", "head epochs", results, report)
 
