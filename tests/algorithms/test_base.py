@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import DPSGD
-from manyheads.algorithms.base import Rates
-from manyheads.engine.phase import SGD, Epochs
+from manyheads.algorithms.base import Rates, amount
+from manyheads.engine.phase import SGD, Epochs, Steps
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import run
 from manyheads.session import open_session
@@ -36,6 +36,10 @@ def test_rates_fall_and_nothing_else_does() -> None:
     assert constant.sgd(3) == SGD(0.4, 0.9, 0.01, 5.0) and constant.sgd(3, head=True) == SGD(0.8, 0.9, 0.01, 5.0)
 
 
+def test_steps_go_before_passes_even_when_there_are_none() -> None:
+    assert (amount(3, None), amount(3, 2), amount(3, 0)) == (Epochs(3), Steps(2), Steps(0))
+
+
 def test_rows_are_of_the_hosted_workers(lab) -> None:
     ctx = replace(lab.opened(lab.tiny(DPSGD())).ctx, ids=(3, 0))
     assert ctx.rows(np.array([True, False, False, True])) is None
@@ -51,6 +55,7 @@ def test_masks_stay_and_statistics_travel() -> None:
     session = open_session(experiment, Runtime(device="cpu", threads=1))
     sent = session.ctx.statistics(session.ctx.initial, {"representation"})
     assert sent.keys() == {"representation.norm.running_mean", "representation.norm.running_var"}
+    assert not session.ctx.statistics(session.ctx.initial, {"head"})
     *_, last = run(session)
     assert last.record is not None and last.record.accuracy_mean > 0.3
     numbers = sum(p.numel() for p in session.ctx.model.parameters()) + 2 * 8

@@ -44,6 +44,18 @@ def test_only_those_who_take_part_train_count_and_pay(lab):
     assert ctx.network.traffic.received.tolist() == (here * message).tolist()
 
 
+@pytest.mark.parametrize("kind", SERVERS)
+def test_every_server_hears_those_who_have_trained_for_it(lab, kind):
+    algorithm = kind(participation=0.5)
+    ctx = lab.opened(lab.tiny(algorithm)).ctx
+    for round in range(4):
+        here, before = ctx.participants(round, 0.5), ctx.network.traffic.sent.copy()
+        trained, log = algorithm.local(algorithm.init(ctx), round, ctx)
+        algorithm.mix(trained, round, ctx)
+        assert (log["body"].steps.numpy() > 0).tolist() == here.tolist()
+        assert (ctx.network.traffic.sent > before).tolist() == here.tolist()
+
+
 def test_participants_are_drawn_anew_each_round(lab):
     ctx = lab.opened(lab.tiny(FedAvg())).ctx
     drawn = [tuple(ctx.participants(round, 0.5)) for round in range(20)]
