@@ -154,6 +154,14 @@ def test_a_net_makes_three_passes_a_round_unless_told_otherwise(name, lab):
     assert steps.tolist() == [3 * passed * (1 + (name == "ditto")) for passed in (3, 2, 2, 2)]
 
 
+@pytest.mark.parametrize("name", CHANGED)
+def test_steps_are_taken_instead_of_passes(name, lab):
+    kind, ctx = CHANGED[name], lab.opened(lab.tiny(CHANGED[name])).ctx
+    _, log = kind.local(kind.init(ctx), 0, ctx)
+    for work in log.values():
+        assert set(work.steps[work.steps > 0].tolist()) == {2}
+
+
 def test_shapes_and_types_stay(experiment, lab):
     session = lab.opened(experiment)
     first, *later = lab.states(session, 2)
