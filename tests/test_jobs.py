@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from multiprocessing import active_children
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -22,6 +23,11 @@ TWO = Runtime(device="cpu", threads=2)
 def _jobs(lab: SimpleNamespace, folder: Path, *names: str, **changes: object) -> list[Job]:
     experiments = [lab.tiny(REGISTRY[name](), **changes) for name in names]
     return plan(distinct(experiments, ONE), folder)
+
+
+def _started() -> list[SpawnProcess]:
+    """The processes of the jobs; other tests may have left theirs, which are forked."""
+    return [child for child in active_children() if isinstance(child, SpawnProcess)]
 
 
 def _files(folder: Path) -> dict[Path, bytes]:
@@ -56,8 +62,8 @@ def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_end
     ends: dict[int, News] = {}
     for number, item in enumerate(news):
         if number == 0:
-            assert len(active_children()) == 2
-            pid = active_children()[0].pid
+            assert len(_started()) == 2
+            pid = _started()[0].pid
             assert pid is not None
             os.kill(pid, signal.SIGKILL)
         if item.state != "running":
@@ -67,9 +73,9 @@ def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_end
     assert sorted(item.state for item in ends.values()) == ["failed", "finished"]
     (failed,) = (item for item in ends.values() if item.state == "failed")
     assert failed.error.startswith("its process ended with status -9") and not failed.diverged
-    assert active_children()
+    assert _started()
     news.close()
-    assert not active_children()
+    assert not _started()
 
     assert [item.state for item in run_jobs([there[failed.job]], TWO)][-1] == "finished"
     for one, other in zip(here, there, strict=True):
@@ -86,7 +92,7 @@ def test_processes_that_die_between_two_runs_do_not_stop_the_others(lab: SimpleN
                 time.sleep(0.01)
             # Until they have said so, and wait for their next.
             time.sleep(0.5)
-            for child in active_children():
+            for child in _started():
                 child.kill()
                 child.join()
         if item.state != "running":
@@ -96,7 +102,7 @@ def test_processes_that_die_between_two_runs_do_not_stop_the_others(lab: SimpleN
 
 def test_processes_do_not_hear_ctrl_c_from_their_first_moment_on(lab: SimpleNamespace, tmp_path: Path) -> None:
     def interrupt() -> None:
-        while len(children := active_children()) < 2:
+        while len(children := _started()) < 2:
             time.sleep(0.001)
         for child in children:
             assert child.pid is not None
