@@ -1,8 +1,8 @@
 """Joining: new workers take a learned representation as it is and train heads of their own on it.
 
-A round of worker i: ``head_epochs`` passes over its own samples move its head, which starts fresh; the representation
-is frozen. Nothing is sent. This is how the paper tests whether a representation serves workers that had no part in it;
-of a net that was learned without a head of its own the last layer is relearned.
+A round of worker i: one pass over its own samples moves its head, which starts fresh; the representation is frozen.
+Nothing is sent. This is how the paper tests whether a representation serves workers that had no part in it; of a net
+that was learned without a head of its own the last layer is relearned.
 
 ``manyheads.join`` makes such runs out of finished ones, so that it is in no list of algorithms.
 """
@@ -23,19 +23,13 @@ class Join(Algorithm):
     """A fingerprint of the representation itself: a run can be extended."""
     representation: Literal["own", "mean"] = "own"
     """Whether worker i takes that of worker i mod N, or the mean of all."""
-    head_epochs: int = 1
-    """Passes over the local samples that move the head in a round."""
 
     name: ClassVar[str] = "join"
     title: ClassVar[str] = "New workers"
     private: ClassVar[frozenset[str]] = WHOLE
 
-    @property
-    def head_passes(self) -> int:
-        return self.head_epochs
-
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        return train_alternating(state, round, ctx, Epochs(self.head_epochs), Epochs(0), "train", ctx.present(round))
+        return train_alternating(state, round, ctx, Epochs(1), Epochs(0), "train", ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return state
