@@ -123,7 +123,7 @@ def test_a_damaged_file_of_weights_is_written_anew_as_the_message_says(
     [
         (["--worker", "3", "--out", "m.safetensors"], "worker 3 is not in this run: give 0 to 2."),
         (["--worker", "-1", "--out", "m.safetensors"], "worker -1 is not in this run"),
-        (["--worker", "two", "--out", "m.safetensors"], "--worker: invalid int value: 'two'"),
+        (["--worker", "two", "--out", "m.safetensors"], "--worker: 'two' is not a whole number."),
         (["--worker", "1", "--out", "/proc/m.safetensors"], "/proc/m.safetensors"),
         (["--worker", "1", "--out", "m.pt"], "--out m.pt: the file is of the safetensors format: give a name"),
         (["--worker", "1"], "--out"),

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Commands, Parser, number
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _add_options(parser: Parser) -> None:
     parser.add_argument(
         "--tune",
         nargs="*",
-        type=float,
+        type=number,
         metavar="FACTOR",
         help="choose each algorithm's rates on the validation split, among these multiples of them "
         f"[{' '.join(f'{factor:g}' for factor in FACTORS)}]",

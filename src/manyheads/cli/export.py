@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Commands, Parser, whole_number
 from manyheads.errors import UserError
 
 _LOAD = """\
@@ -43,7 +43,7 @@ def add(commands: Commands) -> None:
 
 def _add_options(parser: Parser) -> None:
     parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
-    parser.add_argument("--worker", type=int, required=True, metavar="K", help="whose net")
+    parser.add_argument("--worker", type=whole_number, required=True, metavar="K", help="whose net")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="file to write, such as model.safetensors"
     )

@@ -2,7 +2,7 @@
 
 import argparse
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Commands, Parser, number
 from manyheads.errors import UserError
 
 
@@ -20,7 +20,7 @@ def add(commands: Commands) -> None:
 def _add_options(parser: Parser) -> None:
     from manyheads.cli.options import add_options
 
-    parser.add_argument("--memory", type=float, metavar="GB", help="memory of the GPU [what is free on the one here]")
+    parser.add_argument("--memory", type=number, metavar="GB", help="memory of the GPU [what is free on the one here]")
     add_options(parser, runtime=("data_dir", "device"))
 
 

@@ -13,6 +13,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.cli.parser import number, whole_number
 from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime
 from manyheads.presets import PRESETS, apply
@@ -61,11 +62,7 @@ class Option:
             raise argparse.ArgumentTypeError(str(unknown("value", text, allowed)))
         if self.kind is bool:
             return _SWITCH[text]
-        try:
-            return self.kind(text)
-        except ValueError:
-            wanted = "a whole number" if self.kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"'{text}' is not {wanted}.") from None
+        return {int: whole_number, float: number}.get(self.kind, self.kind)(text)
 
 
 @cache

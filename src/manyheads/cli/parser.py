@@ -14,6 +14,22 @@ _NEAR = 0.7
 """How alike an unknown option and the one that may have been meant must be, 0 to 1."""
 
 
+def whole_number(text: str) -> int:
+    """argparse's ``type`` for a whole number."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number.") from None
+
+
+def number(text: str) -> float:
+    """argparse's ``type`` for a number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a number.") from None
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises UserError instead of printing its usage.
 

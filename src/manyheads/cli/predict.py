@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Commands, Parser, whole_number
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def add(commands: Commands) -> None:
 
 def _add_options(parser: Parser) -> None:
     parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
-    parser.add_argument("--worker", type=int, required=True, metavar="K", help="whose net")
+    parser.add_argument("--worker", type=whole_number, required=True, metavar="K", help="whose net")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="npz with x and, if known, y")
     parser.add_argument("--out", type=Path, metavar="FILE", help="npz to write: classes [n] and probabilities [n, C]")
 

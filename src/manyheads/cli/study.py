@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Commands, Parser, number
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _add_options(parser: Parser) -> None:
         metavar="{" + ",".join(options["precision"].choices) + "}",
         help="Numbers of the training. [float32]",
     )
-    parser.add_argument("--budget-seconds", type=float, metavar="X", help="leave runs that cannot end in time")
+    parser.add_argument("--budget-seconds", type=number, metavar="X", help="leave runs that cannot end in time")
     parser.add_argument("--no-checkpoints", action="store_true", help="write no weights; a run that is stopped is lost")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="also pack the records made now into a zip file")
     parser.add_argument("--import", dest="archived", type=Path, metavar="FILE", help="take such records over")
