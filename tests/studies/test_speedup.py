@@ -67,6 +67,10 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     for trial in without_repeats(get_study("speedup").grid(size)):
         if trial.place["seed"] == 1 or trial.place["workers"] == 4:
             records_lab.write(records, trial)
+        if trial.place["seed"] == 12 and trial.place["workers"] == 4:
+            # A seed that others lack says nothing about them.
+            metrics = records.path(trial) / "metrics.jsonl"
+            metrics.write_text(metrics.read_text().replace('"train_loss": ', '"train_loss": 9'))
     get_study("speedup").write(size, records, tmp_path)
     # The made-up losses do not depend on the number of workers.
     last = (tmp_path / "speedup.csv").read_text().splitlines()[-1].split(",")

@@ -18,7 +18,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end, stat
 from manyheads.report.pictures import Axis, Line, curves
 from manyheads.studies.published import SpeedCell, data_title, speeds
-from manyheads.studies.results import NOTHING, Report, Results, percent, points, title
+from manyheads.studies.results import NOTHING, Report, Results, percent, points, shared_seeds, title
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -150,12 +150,14 @@ def _speedup(results: Results, report: Report) -> None:
 
 
 def _rounds_to_target(results: Results, measure: str, **place: Any) -> tuple[float, dict[int, float]]:
-    """The lowest value that all numbers of workers come to, and the rounds each of them takes to it.
+    """The lowest value that all numbers of workers come to, over the seeds they share, and the rounds each takes to it.
 
     No rounds where the values of some number of workers never fall.
     """
-    runs = {count: results.runs(workers=count, **place) for count in results.values("workers")}
-    falls = {count: _falling(here, measure) for count, here in runs.items() if here}
+    runs = {count: here for count in results.values("workers") if (here := results.runs(workers=count, **place))}
+    falls = {
+        count: _falling(here, measure) for count, here in zip(runs, shared_seeds(runs.values()), strict=True) if here
+    }
     if len(falls) < 2 or any(values[-1] == values[0] for _, values in falls.values()):
         return 0.0, {}
     target = max(float(values[-1]) for _, values in falls.values())
