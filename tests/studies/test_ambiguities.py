@@ -18,7 +18,7 @@ def test_readings_are_other_experiments_on_the_same_cells() -> None:
     trials = get_study("ambiguities").grid(SIZE)
     base = {t.name for t in trials if t.place["reading"] == "as read"}
     others = {t.name for t in trials} - base
-    assert (len(base), len(others)) == (10 + 3, 20 + 6)
+    assert (len(base), len(others)) == (10 + 5 + 10, 20 + 8 + 8)
     # What is read as everywhere else is what table 3 runs.
     assert base <= {trial.name for trial in get_study("table3").grid(SIZE)}
     assert {t.experiment.head for t in trials if "classifier" in t.place["reading"]} == {"fc9"}
@@ -56,3 +56,17 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     assert float(row("scored before mixing", "d-psgd")["moved"]) == pytest.approx(1)
     assert float(row("best evaluated round")["moved"]) == pytest.approx(0, abs=0.1)
     assert row("rates do not fall", data="cifar100")["paper"] == "60.72"
+
+
+def test_a_reading_is_compared_over_the_seeds_that_both_have(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records, size = Records(tmp_path), replace(PAPER, seeds=(1, 12))
+    scores = {("as read", 1): 0.7, ("as read", 12): 0.9, ("rates do not fall", 1): 0.75}
+    for trial in get_study("ambiguities").grid(size):
+        score = scores.get((trial.place["reading"], trial.place["seed"]))
+        if trial.place["data"] == "cifar100" and trial.place["algorithm"] == "deprl" and score:
+            records_lab.write(records, trial, score)
+    get_study("ambiguities").write(size, records, tmp_path)
+    rows = {row["reading"]: row for row in csv.DictReader((tmp_path / "ambiguities.csv").read_text().splitlines())}
+    assert (rows["as read"]["ours"], rows["rates do not fall"]["ours"]) == ("80", "75")
+    assert float(rows["rates do not fall"]["moved"]) == pytest.approx(5)
+    assert float(rows["scored before mixing"]["moved"]) == pytest.approx(1)
