@@ -9,6 +9,7 @@ import pytest
 
 from manyheads.checks import settle, wanted
 from manyheads.errors import UserError
+from manyheads.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ def test_what_fits_stays(fitting: dict[str, Any]) -> None:
     [
         ({"word": "c"}, "unknown --word 'c'"),
         ({"word": None}, "unknown --word 'None'"),
+        ({"word": np.eye(2)}, "unknown --word '(ndarray)'. Allowed: a, b."),
         ({"word_or_none": "c"}, "unknown --word-or-none 'c'"),
         ({"number": "1"}, "--number '1' is of the wrong type: give float"),
         ({"count": 1.0}, "--count 1.0 is of the wrong type: give int"),
@@ -70,6 +72,12 @@ def test_what_does_not_fit_is_refused_in_one_line(wrong: dict[str, Any], message
     with pytest.raises(UserError) as error:
         Owner(**wrong)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("graph", [np.eye(3), [(0, 1)], object()])
+def test_a_graph_that_is_no_spec_is_told_how_to_be_one(graph: Any) -> None:
+    with pytest.raises(UserError, match=r"wrong type: give a spec .* 'links:0-1,1-2,0-2'\.$"):
+        wanted(Experiment)["graph"].check("graph", graph)
 
 
 def test_numbers_and_paths_become_what_is_wanted() -> None:

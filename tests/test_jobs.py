@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from multiprocessing import active_children
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -10,11 +11,14 @@ from threading import Thread
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
+import torch
 
 from manyheads.algorithms import REGISTRY
 from manyheads.compare import distinct, plan
 from manyheads.experiment import Experiment, Runtime
 from manyheads.jobs import Job, News, run_jobs
+from manyheads.session import Session, open_session
 
 ONE = Runtime(device="cpu", threads=1)
 TWO = Runtime(device="cpu", threads=2)
@@ -50,6 +54,34 @@ def test_a_failure_does_not_stop_the_others_and_a_second_call_does_only_what_is_
     again = list(run_jobs(jobs, ONE))
     assert [item for item in again if item.job > 0] == [News(1, "finished", 3), News(2, "finished", 3)]
     assert _files(good[0].path) | _files(good[1].path) == before
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("mat1 and mat2"), "RuntimeError, as shown above."),
+        (torch.OutOfMemoryError("CUDA out of memory"), "the device's memory does not hold it."),
+    ],
+)
+def test_a_crash_costs_one_run(
+    error: Exception,
+    said: str,
+    lab: SimpleNamespace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bad, good = _jobs(lab, tmp_path, "local", "fedavg", rounds=1)
+
+    def opening(experiment: Experiment, runtime: Runtime) -> Session:
+        if experiment is bad.experiment:
+            raise error
+        return open_session(experiment, runtime)
+
+    monkeypatch.setattr("manyheads.jobs.open_session", opening)
+    ends = [item for item in run_jobs([bad, good], ONE) if item.state != "running"]
+    assert ends == [News(0, "failed", error=said), News(1, "finished", 1)]
+    assert ("Traceback" in capsys.readouterr().err) == ("shown above" in said)
 
 
 def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_ends_all(
@@ -127,3 +159,13 @@ def test_a_finished_run_on_a_file_that_changed_is_refused(tmp_path: Path) -> Non
     (refused,) = run_jobs(jobs, ONE)
     assert refused.state == "failed"
     assert f"other data than {path} holds now" in refused.error
+
+
+def test_data_without_a_checksum_are_compared_where_they_lie(tmp_path: Path) -> None:
+    there, experiment = replace(ONE, data_dir=tmp_path), Experiment(data="mobiact", model="mlp:4", workers=2, rounds=1)
+    x, y = np.random.default_rng(0).normal(size=(60, 900)), np.arange(60) % 6
+    for change, states in ((0, ["running", "finished"]), (0, ["finished"]), (1, ["failed"])):
+        x[3, 4] += change
+        np.savez(tmp_path / "mobiact6.npz", x=x, y=y)
+        jobs = plan(distinct([experiment], there), tmp_path / "runs")
+        assert [item.state for item in run_jobs(jobs, there)] == states

@@ -106,6 +106,14 @@ def test_the_majority_floor(lab):
     assert record.majority_floor == pytest.approx(np.mean(shares))
 
 
+def test_a_metric_of_ones_own_has_no_majority_floor(lab):
+    def likelihood(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return -F.cross_entropy(output, target, reduction="none")
+
+    (record,) = train(lab.tiny(DePRL(), rounds=1, metric=likelihood), lab.cpu)
+    assert record.accuracy_mean < 0 and record.majority_floor is None
+
+
 def test_without_a_validation_part_there_is_no_validation_accuracy(lab):
     (record,) = train(lab.tiny(DePRL(), rounds=1), lab.cpu)
     assert record.accuracy_validation is None

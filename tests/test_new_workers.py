@@ -6,16 +6,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
+import numpy as np
 import pytest
 import torch
 
 from manyheads.algorithms import REGISTRY, Join
-from manyheads.data import federate
+from manyheads.data import federate, load
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.new_workers import NewWorkers, join, open_join
-from manyheads.rounds import run
+from manyheads.rounds import run, train
 from manyheads.session import Session
 from manyheads.store import Run
 from manyheads.store.layout import EXPERIMENT, MODEL
@@ -154,6 +155,19 @@ def test_who_brings_data_need_not_have_the_runs(lab: SimpleNamespace, tmp_path: 
     assert last.round == 1
     with pytest.raises(UserError, match=r"data is arrays.*give it in Python"):
         open_join(elsewhere, NewWorkers(workers=2), lab.cpu)
+
+
+def test_data_that_have_changed_under_their_name(lab: SimpleNamespace, tmp_path: Path) -> None:
+    runtime = replace(lab.cpu, data_dir=tmp_path, out=tmp_path / "run")
+    x, y = np.random.default_rng(0).normal(size=(60, 900)), np.arange(60) % 6
+    np.savez(tmp_path / "mobiact6.npz", x=x, y=y)
+    before = load("mobiact", tmp_path)
+    list(train(Experiment(data="mobiact", model="mlp:4", workers=2, rounds=1), runtime))
+    assert open_join(Run.open(tmp_path / "run"), NewWorkers(workers=2), runtime)
+    np.savez(tmp_path / "mobiact6.npz", x=x + np.arange(900), y=y)
+    with pytest.raises(UserError, match=r"was trained on other data than mobiact holds now: put them back, or give"):
+        open_join(Run.open(tmp_path / "run"), NewWorkers(workers=2), runtime)
+    assert open_join(Run.open(tmp_path / "run", data=before), NewWorkers(workers=2), runtime), "data given in Python"
 
 
 def test_new_workers_keep_the_samples_they_bring(lab: SimpleNamespace, tmp_path: Path) -> None:

@@ -2,15 +2,18 @@
 
 import dataclasses
 from math import isfinite
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from manyheads import rounds
 from manyheads.algorithms import DPSGD, DePRL, FedAvg
 from manyheads.checkpoint import Checkpoints
 from manyheads.errors import UserError
 from manyheads.record import Record
 from manyheads.rounds import run, train
+from manyheads.saver import Saver
 
 
 @pytest.mark.parametrize(("every", "rounds", "expected"), [(1, 3, [1, 2, 3]), (2, 5, [2, 4, 5]), (7, 3, [3])])
@@ -47,6 +50,29 @@ def test_threads_and_engines_do_not_change_a_run(lab, algorithm):
         two.consensus_error,
     )
     assert loop.train_loss == pytest.approx(one.train_loss, rel=1e-10)
+
+
+def test_seconds_are_the_run_s_own(lab, tmp_path, monkeypatch):
+    """Looking at a round takes 1 second here, keeping it 10, what the caller does with it 100."""
+    now = 0.0
+
+    def taking(seconds, work):
+        def timed(*args):
+            nonlocal now
+            now += seconds
+            return work(*args)
+
+        return timed
+
+    monkeypatch.setattr(rounds, "time", SimpleNamespace(perf_counter=lambda: now))
+    monkeypatch.setattr(rounds, "measure", taking(1, rounds.measure))
+    monkeypatch.setattr(Saver, "keep", taking(10, Saver.keep))
+    runtime, found = dataclasses.replace(lab.cpu, out=tmp_path / "run"), []
+    for last in (3, 5):
+        for record in train(lab.tiny(DePRL(), rounds=last), runtime):
+            found.append(record.seconds)
+            now += 100
+    assert found == [1, 12, 23, 24, 35], "of a resumed run from its checkpoint on, which says 23"
 
 
 class Poison:
@@ -118,6 +144,15 @@ def test_the_directory_is_taken_up_before_the_first_round_and_given_back(lab, tm
     with pytest.raises(UserError, match="another experiment"):
         run(other)
     assert [step.round for step in run(session)] == [1, 2]
+
+
+def test_a_run_that_was_begun_is_continued_and_says_so(lab, tmp_path):
+    """Killed before its first round was kept, too."""
+    runtime = dataclasses.replace(lab.cpu, out=tmp_path / "run")
+    for said in (False, True):
+        session = dataclasses.replace(lab.opened(lab.tiny(DePRL(), rounds=2)), runtime=runtime)
+        run(session).close()
+        assert (f"Continuing the run in {runtime.out} from round 0." in session.notes) == said
 
 
 def test_python_is_told_by_its_logger_and_nothing_is_printed(lab, caplog, capfd):

@@ -50,6 +50,18 @@ def test_checkpoints_take_a_twentieth_of_the_time(made):
     assert kept(saver) == 4
 
 
+def test_checkpoints_of_a_resumed_run_take_a_twentieth_of_its_own_time(made):
+    first, state = made(checkpoint_every=1)
+    first.keep(1, state, 1000.0, 0.0, None)
+    saver, _ = made()
+    saver.load()
+    saver.next_cost = 1.0
+    saver.keep(2, state, 1019.9, 0.0, None)
+    assert kept(saver) == 1
+    saver.keep(3, state, 1020.1, 0.0, None)
+    assert kept(saver) == 3
+
+
 def test_a_power_cut_leaves_no_checkpoint_without_the_records_before_it(lab, tmp_path: Path, monkeypatch):
     out, fsync, complete = tmp_path / "run", os.fsync, Checkpoints.complete
     on_disk: dict[int, int] = {}
@@ -119,6 +131,10 @@ def test_similarities_of_every_algorithm(name: str, lab, tmp_path: Path):
     maps = load_file(out / "similarity.safetensors")
     assert maps.keys() == {"data", "heads", "representations"}
     summary = json.loads((out / "summary.json").read_text())
+    rounds = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for kind in ("heads", "representations"):
+        measured = [row[f"similarity_{kind}"] for row in rounds]
+        assert measured[-1] == pytest.approx(summary[f"similarity_{kind}"], abs=1e-6)
     for kind, matrix in maps.items():
         assert matrix.shape == (4, 4)
         assert torch.equal(matrix, matrix.T)
@@ -135,6 +151,10 @@ def test_a_server_makes_all_alike_and_training_alone_does_not(lab, tmp_path: Pat
     assert kept["fedrep"]["similarity_representations"] == 1.0
     assert kept["local"]["similarity_representations"] < kept["deprl"]["similarity_representations"] < 1
     assert kept["fedrep"]["similarity_data"] == kept["local"]["similarity_data"]
+    # Only a graph mixes: P of a ring of four has the eigenvalues 1, 1/3, 1/3 and -1/3.
+    assert kept["deprl"]["spectral_gap"] == pytest.approx(2 / 3)
+    assert kept["deprl"]["theorem_1"] == "vacuous" and kept["deprl"]["log10_c"] > 0
+    assert not any("spectral_gap" in kept[name] for name in ("fedrep", "local"))
 
 
 def test_a_net_that_is_all_head_has_no_representations(lab, tmp_path: Path):

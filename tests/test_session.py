@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from manyheads import memory
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, Local
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
@@ -85,6 +86,20 @@ def test_a_transform_changes_training_alone(lab):
     assert [record.train_loss for record in again] == [record.train_loss for record in changed]
 
 
+def test_workers_that_the_machine_can_never_hold_are_refused(lab, monkeypatch):
+    experiment = lab.tiny(DePRL())
+    room = 2 * 4 * 8 * (6 * 5 + 5 + 5 * 3 + 3)
+    monkeypatch.setattr(memory, "total", lambda: room)
+    lab.opened(experiment)
+    monkeypatch.setattr(memory, "total", lambda: room - 1)
+    with pytest.raises(UserError, match=r"4 workers of this model need .* enough for about 2: lower --workers"):
+        lab.opened(experiment)
+    with pytest.raises(UserError, match="4 workers of this model"):
+        list(train(replace(experiment, rounds=1), lab.cpu))
+    # New workers train heads alone, on what they are given.
+    open_session(experiment, lab.cpu, constants={})
+
+
 def test_samples_of_no_numbers_are_refused(lab):
     data = lab.blobs()
     empty = replace(data, x_train=data.x_train[:, :0], x_test=data.x_test[:, :0])
@@ -144,3 +159,4 @@ def test_weights_that_leave_nothing_to_share_are_noted(lab):
 def test_where_a_run_was_computed_is_described(lab):
     described = open_session(lab.tiny(DePRL()), Runtime(device="cpu", threads=1, engine="loop")).describe_runtime()
     assert described["engine"] == "loop" and described["device"] == "cpu" and described["torch"] == torch.__version__
+    assert described["threads"] == 1

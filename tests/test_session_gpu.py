@@ -53,7 +53,7 @@ def test_rows_in_host_memory_are_rows_like_any_other(
     ends = {}
     for place in ("device", "host"):
         if place == "host":
-            monkeypatch.setattr(choose, "settle", lambda plan, free: replace(plan, rows_on_host=True))
+            monkeypatch.setattr(choose, "settle", lambda plan, *_: replace(plan, rows_on_host=True))
         # A run whose algorithm looks at the number of rounds cannot be given more of them.
         for rounds in (2,) if REGISTRY[name].uses_rounds else (1, 2):
             experiment = Experiment(

@@ -65,6 +65,17 @@ def test_summary_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert narrow[2][0] == "worst tenth"
 
 
+@pytest.mark.parametrize(("count", "said"), [(1, "1 worker left out"), (2, "2 workers left out")])
+def test_means_over_fewer_workers_say_so(monkeypatch: pytest.MonkeyPatch, count: int, said: str) -> None:
+    values = {**_record(3, workers_without_test=count).metrics(), "rounds": 3}
+    for width in ("80", "60"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert terminal.summary_table(values).endswith(f"\n\n{said} of these means: no test samples, or away.")
+    assert terminal.summary_line(values).startswith(f"deprl: accuracy 91.2 % ({said}), worst tenth")
+    values["workers_without_test"] = 0
+    assert "left out" not in terminal.summary_table(values) + terminal.summary_line(values)
+
+
 def test_a_regression_has_no_percentages() -> None:
     values = _record(3, majority_floor=None, accuracy_mean=-0.1234567).metrics()
     table = terminal.summary_table(values)

@@ -1,6 +1,7 @@
 """Tuning: the same grid for all, chosen by validation accuracy, and the chosen run is not run twice."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -8,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from manyheads.algorithms import REGISTRY
+from manyheads.compare import directory_name
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.recipes import RECIPES
 from manyheads.record import Record
-from manyheads.tune import FACTORS, FOLDER, Tuning, tunings, with_rates
+from manyheads.tune import EARLIER, FACTORS, FOLDER, Tuning, tunings, with_rates
 
 
 def _experiments(*seeds: int, **changes: object) -> list[Experiment]:
@@ -27,13 +29,37 @@ def _experiments(*seeds: int, **changes: object) -> list[Experiment]:
 def _pretend(tuning: Tuning, scores: Sequence[float | None]) -> None:
     """Leave on disk what finished runs with these validation accuracies would; None: the run failed."""
     for job, score in zip(tuning.jobs, scores, strict=True):
-        job.path.mkdir(parents=True)
-        (job.path / "experiment.json").write_text(job.experiment.to_json())
-        if score is not None:
-            values = dict.fromkeys((spec.name for spec in fields(Record)), 0)
-            words = {"algorithm": job.experiment.algorithm.name, "run_id": job.experiment.run_id}
-            summary = {**values, **words, "rounds": job.rounds, "accuracy_validation": score}
-            (job.path / "summary.json").write_text(json.dumps(summary))
+        if not job.path.exists():
+            _made(job.path, job.experiment, score)
+
+
+def _made(path: Path, experiment: Experiment, score: float | None = 0.5) -> Path:
+    """What a run leaves in a directory; None: it failed."""
+    path.mkdir(parents=True)
+    (path / "experiment.json").write_text(experiment.to_json())
+    if score is not None:
+        values = dict.fromkeys((spec.name for spec in fields(Record)), 0)
+        words = {"algorithm": experiment.algorithm.name, "run_id": experiment.run_id}
+        summary = {**values, **words, "rounds": experiment.recipe.rounds, "accuracy_validation": score}
+        (path / "summary.json").write_text(json.dumps(summary))
+    return path
+
+
+def _places(folder: Path) -> dict[tuple[str, int, float | None], str]:
+    """Where each run of a comparison lies: (algorithm, seed, rate) -> folder."""
+    runs = {path.parent: Experiment.from_json(path.read_text()) for path in folder.rglob("experiment.json")}
+    places = {
+        (one.algorithm.name, one.seed, one.lr): path.parent.relative_to(folder).as_posix() for path, one in runs.items()
+    }
+    assert len(places) == len(runs)
+    return places
+
+
+def _tuned(folder: Path, scores: dict[float, float], *seeds: int) -> Tuning:
+    """A tuning of DePRL on the ring, its runs made."""
+    (tuning,) = tunings(_experiments(*seeds)[: len(seeds)], scores, folder)
+    _pretend(tuning, [scores[factor] for factor in tuning.factors])
+    return tuning
 
 
 def test_every_setting_is_tuned_once_with_the_same_grid(tmp_path: Path) -> None:
@@ -81,6 +107,88 @@ def test_the_chosen_run_moves_to_its_place(tmp_path: Path) -> None:
     assert again.scores == [0.2, 0.3]
     again.settle(tmp_path)
     assert moved.exists()
+
+
+LAST, BEFORE = FOLDER, f"{FOLDER}/{EARLIER}"
+
+
+def _comparison(folder: Path) -> None:
+    """One that was tuned and run with two seeds, beside what is no part of it."""
+    _tuned(folder, {0.5: 0.2, 1: 0.3}, 1, 12).settle(folder)
+    deprl = _experiments(12)[0]
+    _made(folder / directory_name(deprl), deprl)
+    local = replace(_experiments(1)[2], lr=7.0)
+    _made(folder / directory_name(local), local)
+    _made(folder / "deprl-mine", replace(deprl, lr=8.0))
+
+
+OTHERS = {("local", 1, 7.0): ".", ("deprl", 12, 8.0): "."}
+
+
+def test_rates_chosen_before_leave_the_comparison_and_come_back(tmp_path: Path) -> None:
+    _comparison(tmp_path)
+    assert _places(tmp_path) == OTHERS | {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): ".", ("deprl", 12, 0.2): "."}
+
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.4}, 1, 12).settle(tmp_path)
+    wider = {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): LAST, ("deprl", 12, 0.2): BEFORE, ("deprl", 1, 0.4): "."}
+    assert _places(tmp_path) == OTHERS | wider
+
+    again = _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1, 12)
+    assert again.scores == [0.2, 0.3]
+    again.settle(tmp_path)
+    narrower = {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): ".", ("deprl", 12, 0.2): ".", ("deprl", 1, 0.4): BEFORE}
+    assert _places(tmp_path) == OTHERS | narrower
+
+
+def test_tries_with_another_seed_are_no_part_of_the_last_tuning(tmp_path: Path) -> None:
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.1}, 2).settle(tmp_path)
+    _tuned(tmp_path, {0.5: 0.4, 1: 0.3, 2: 0.1}, 1, 2).settle(tmp_path)
+    assert _places(tmp_path) == {
+        ("deprl", 1, 0.1): ".",
+        # It need not be run again.
+        ("deprl", 2, 0.1): ".",
+        ("deprl", 1, 0.2): LAST,
+        ("deprl", 1, 0.4): LAST,
+        ("deprl", 2, 0.2): BEFORE,
+        ("deprl", 2, 0.4): BEFORE,
+    }
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.1}, 3).settle(tmp_path)
+    assert _places(tmp_path)["deprl", 2, 0.2] == BEFORE, "nobody asked for this seed"
+
+
+@pytest.mark.parametrize("done", range(3))
+def test_killed_while_runs_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int) -> None:
+    scores = {0.5: 0.2, 1: 0.3, 2: 0.4}
+    for name in ("killed", "whole"):
+        _comparison(tmp_path / name)
+    _tuned(tmp_path / "whole", scores, 1, 12).settle(tmp_path / "whole")
+    left, rename = [None] * done, Path.rename
+
+    def dying(path: Path, target: Path) -> Path:
+        if not left:
+            raise KeyboardInterrupt
+        left.pop()
+        return rename(path, target)
+
+    tuning = _tuned(tmp_path / "killed", scores, 1, 12)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, "rename", dying)
+        tuning.settle(tmp_path / "killed")
+    assert _places(tmp_path / "killed").keys() == _places(tmp_path / "whole").keys()
+    for _ in range(2):
+        _tuned(tmp_path / "killed", scores, 1, 12).settle(tmp_path / "killed")
+        assert _places(tmp_path / "killed") == _places(tmp_path / "whole")
+
+
+def test_a_run_that_was_made_twice_is_kept_twice(tmp_path: Path) -> None:
+    tuning = _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1)
+    tuning.settle(tmp_path)
+    lost = tuning.jobs[0].path
+    shutil.copytree(lost, tmp_path / lost.name)
+    for _ in range(2):
+        _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle(tmp_path)
+        found = {path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("summary.json")}
+        assert found == {tuning.jobs[1].path.name, f"{LAST}/{lost.name}", f"{BEFORE}/{lost.name}-2"}
 
 
 def test_shards_too_small_for_a_validation_part(tmp_path: Path) -> None:

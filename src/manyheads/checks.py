@@ -22,6 +22,9 @@ _NAMES: dict[Any, str] = {
 }
 """Types as messages name them, where that is not their own name."""
 
+_FIELDS = {"graph": "a spec such as 'ring', or your own links as in 'links:0-1,1-2,0-2'"}
+"""Fields whose type alone does not say what to give."""
+
 
 def positive(owner: object, *names: str) -> None:
     """Refuse numbers that are not above 0."""
@@ -70,8 +73,10 @@ class Kind:
     def check(self, name: str, value: Any) -> None:
         """Refuse a value that does not fit, under the field's name."""
         if self.words:
-            if value not in self.words and not (value is None and NoneType in self.types):
-                raise unknown(flag(name), str(value), self.words)
+            # By their types first: an array is not compared but element by element.
+            known = any(isinstance(value, type(word)) and value == word for word in self.words)
+            if not known and not (value is None and NoneType in self.types):
+                raise unknown(flag(name), value if isinstance(value, str) else shown(value), self.words)
             return
         if not all(isinstance(each, type) and each is not Any for each in self.types):
             # Of an algorithm of the user's own, such as Any.
@@ -81,7 +86,7 @@ class Kind:
         fits = bool in self.types if isinstance(value, bool) else isinstance(value, (*self.types, *also))
         if not fits:
             names = " or ".join(_NAMES.get(kind, kind.__name__) for kind in self.types if kind is not NoneType)
-            raise UserError(f"{flag(name)} {shown(value)} is of the wrong type: give {names}.")
+            raise UserError(f"{flag(name)} {shown(value)} is of the wrong type: give {_FIELDS.get(name, names)}.")
 
 
 @cache

@@ -4,10 +4,12 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -127,7 +129,7 @@ class Experiment:
         return Recipe(**values)
 
     def describe(self) -> dict[str, Any]:
-        """Every field as JSON; objects that are not words or numbers as a description with a hash of their content."""
+        """Every field as JSON; functions by their names, other objects by what they are and a hash of their content."""
         out: dict[str, Any] = {"algorithm": {"name": self.algorithm.name, **asdict(self.algorithm)}}
         for spec in fields(self):
             if spec.name != "algorithm":
@@ -165,9 +167,12 @@ class Experiment:
                 raise UserError(f"the experiment's {name} is {what}, which cannot be read from a file: {give}.")
         return Experiment(algorithm=algorithm, **values)
 
-    @property
+    @cached_property
     def run_id(self) -> str:
-        """Twelve letters that stand for the experiment; rounds are left out, so that a run can be extended."""
+        """Twelve letters that stand for the experiment; rounds are left out, so that a run can be extended.
+
+        Of its objects as they were when it was first asked for: to hash a large net takes a while.
+        """
         values = self.describe()
         if not (self.algorithm.uses_rounds or self.schedule == "corollary"):
             del values["rounds"]
@@ -282,11 +287,17 @@ def _plain(value: Any) -> Any:
     """A value as JSON can hold it; objects by what they are and a hash of their content."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, (tuple, list)):
+        return [_plain(each) for each in value]
     if isinstance(value, Dataset):
         return {"kind": "arrays", "name": value.name, "sha256": value.digest()}
     if isinstance(value, nn.Module):
         held = [name for name, parameter in value.named_parameters() if not parameter.requires_grad]
-        sha256 = _hash(f"{value!r}{held or ''}", value.state_dict().values())
+        # Of its settings a module shows some at most: no loss tells its label_smoothing, delta or beta.
+        settings = [_words((), _settings(layer)) for layer in value.modules()]
+        sha256 = _hash(f"{value!r}{held or ''}{settings}", [*value.parameters(), *value.buffers()])
         return {"kind": f"module {type(value).__qualname__}", "sha256": sha256}
     if isinstance(value, torch.Tensor):
         return {"kind": "tensor", "sha256": _hash(repr(value), [value])}
@@ -301,11 +312,39 @@ def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
+_SETTINGS = (NoneType, bool, int, float, str, np.generic, type, FunctionType, BuiltinFunctionType)
+"""Kinds of attributes that are settings, and so are tuples and lists of these; what else there is may be anything."""
+
+
+def _settings(owner: object) -> dict[str, Any]:
+    """What an object is set to: its attributes of plain kinds, without those whose names begin with _."""
+    found = sorted(getattr(owner, "__dict__", {}).items())
+    # A run sets `training` as it needs it.
+    public = ((name, value) for name, value in found if not name.startswith("_") and name != "training")
+    return {name: value for name, value in public if _is_setting(value)}
+
+
+def _is_setting(value: object) -> bool:
+    return all(map(_is_setting, value)) if isinstance(value, (tuple, list)) else isinstance(value, _SETTINGS)
+
+
 def _function_name(function: Any) -> str:
-    """What a function of the user's is known by, in every process: its name, or that of its class."""
+    """What a function of the user's is known by, in every process: its name, or that of its class with its settings.
+
+    What is inside a function is not looked at: lambdas and closures of one place in the code are all the same.
+    """
+    if isinstance(function, MethodType):
+        function = partial(function.__func__, function.__self__)
     if isinstance(function, partial):
-        words = [json.dumps(_plain(value)) for value in function.args]
-        words += [f"{name}={json.dumps(_plain(value))}" for name, value in function.keywords.items()]
-        return f"{_function_name(function.func)}({', '.join(words)})"
-    named = function if getattr(function, "__qualname__", None) else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
+        return f"{_function_name(function.func)}({_words(function.args, function.keywords)})"
+    if getattr(function, "__qualname__", None):
+        return f"{function.__module__}.{function.__qualname__}"
+    settings = _words((), _settings(function))
+    return _function_name(type(function)) + (f"({settings})" if settings else "")
+
+
+def _words(arguments: Iterable[Any], settings: Mapping[str, Any]) -> str:
+    """What a function is called with or an object is set to, as Python would have it."""
+    words = [json.dumps(_plain(value)) for value in arguments]
+    words += [f"{name}={json.dumps(_plain(value))}" for name, value in settings.items()]
+    return ", ".join(words)

@@ -7,8 +7,9 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -97,23 +98,28 @@ def write_atomically(path: Path, content: bytes) -> None:
         file.write(content)
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor | Sequence[Tensor]], metadata: Mapping[str, str] | None = None
+) -> str:
     """Write a safetensors file, or nothing; returns the file's sha256.
 
-    Streams leaf by leaf, so that it takes no second copy of the tensors and one pass for disk and hash together.
+    A leaf is a tensor, or several that make it up, row after row. Streams one after the other, so that it takes no
+    second copy of the tensors and one pass for disk and hash together.
     """
+    leaves = {name: [leaf] if isinstance(leaf, Tensor) else leaf for name, leaf in tensors.items()}
     # The widest numbers come first, as in the library's own files: every leaf then starts at a multiple of its width.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    ordered = sorted(leaves.items(), key=lambda item: (-item[1][0].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
     end = 0
-    for name, leaf in ordered:
-        start, end = end, end + leaf.numel() * leaf.element_size()
-        header[name] = {"dtype": DTYPES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [start, end]}
+    for name, (first, *others) in ordered:
+        start, end = end, end + sum(block.nbytes for block in (first, *others))
+        shape = [len(first) + sum(map(len, others)), *first.shape[1:]] if others else list(first.shape)
+        header[name] = {"dtype": DTYPES[first.dtype], "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with disk_errors(path), replacing(path) as file:
-        for chunk in _chunks(len(text).to_bytes(8, "little") + text, (leaf for _, leaf in ordered)):
+        for chunk in _chunks(len(text).to_bytes(8, "little") + text, chain.from_iterable(leaf for _, leaf in ordered)):
             file.write(chunk)
             digest.update(chunk)
     return digest.hexdigest()

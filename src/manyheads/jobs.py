@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -72,7 +73,7 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
     On the CPU each core takes a run at a time in a process of its own; a GPU takes one after the other, as does a
     single core (``threads=1``). Closing the generator stops the processes; nothing of theirs is lost.
     """
-    waiting, digest = [], cache(lambda path: load(path).digest())
+    waiting, digest = [], cache(lambda data: load(data, runtime.data_dir).digest())
     for number, job in enumerate(jobs):
         known = saved_content(job.path / PARTITION)
         # A finished run on a file that has changed since is opened all the same, to be refused.
@@ -86,17 +87,29 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
         yield from _in_processes(jobs, waiting, replace(runtime, threads=threads // processes), processes)
     else:
         for number in waiting:
-            yield from _run(number, jobs[number], runtime)
+            yield from to_the_end(number, _run(number, jobs[number], runtime))
 
 
-def _run(number: int, job: Job, runtime: Runtime) -> Iterator[News]:
+def to_the_end(number: int, news: Generator[News]) -> Generator[News]:
+    """The news of one run; what keeps it from its end is said in the last of them.
+
+    Whatever is wrong with one run, the hours of the others must not be lost to it.
+    """
     try:
-        for step in run(open_session(job.experiment, replace(runtime, out=job.path))):
-            yield News(number, "running", step.round, step.record)
+        yield from news
     except UserError as error:
         yield News(number, "failed", error=str(error), diverged=isinstance(error, Diverged))
-    else:
-        yield News(number, "finished", job.rounds)
+    except torch.OutOfMemoryError:
+        yield News(number, "failed", error="the device's memory does not hold it.")
+    except Exception as error:
+        traceback.print_exc()
+        yield News(number, "failed", error=f"{type(error).__name__}, as shown above.")
+
+
+def _run(number: int, job: Job, runtime: Runtime) -> Generator[News]:
+    for step in run(open_session(job.experiment, replace(runtime, out=job.path))):
+        yield News(number, "running", step.round, step.record)
+    yield News(number, "finished", job.rounds)
 
 
 def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime, count: int) -> Iterator[News]:
@@ -171,7 +184,7 @@ def _serve(pipe: Connection, runtime: Runtime) -> None:
     torch.set_num_threads(runtime.threads)
     while True:
         number, job = pipe.recv()
-        for news in _run(number, job, runtime):
+        for news in to_the_end(number, _run(number, job, runtime)):
             pipe.send(news)
 
 

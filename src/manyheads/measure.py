@@ -16,6 +16,7 @@ from manyheads.data.shards import Shards
 from manyheads.errors import Diverged
 from manyheads.metrics.accuracy import summarise
 from manyheads.metrics.consensus import consensus_error, consensus_errors
+from manyheads.metrics.similarity import mean_cosines
 from manyheads.record import Record
 from manyheads.session import Session
 from manyheads.store.layout import CHECKPOINT
@@ -75,6 +76,7 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
     if ctx.network.may_gather_private:
         values["consensus_error"], values["consensus_error_relative"] = consensus_errors(mixed.params, ctx.network)
         values["consensus_error_before_mixing"] = consensus_error(before.params, ctx.network)
+        values |= mean_cosines(session.experiment.algorithm.models(end, ctx).params, ctx.network)
 
     def score(state: State, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
         models = session.experiment.algorithm.models(state, ctx)

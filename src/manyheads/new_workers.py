@@ -12,7 +12,7 @@ from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import positive, settle
-from manyheads.data import Dataset, is_by_worker, is_own_file
+from manyheads.data import Dataset, is_by_worker, is_own_file, may_change
 from manyheads.data.federation import saved_content
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
@@ -74,11 +74,11 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if not select({**learned.params, **constants}, REPRESENTATION):
         raise UserError(f"{run.path} has learned no representation, as its head is all of the net: give another run.")
     # Of files for a worker each there may be others, and more, than the run has had.
-    same_file = new.data is None and is_own_file(source.data) and not is_per_worker(source.data)
-    if same_file and not Path(str(source.data)).expanduser().exists():
+    same = new.data is None and may_change(source.data) and not is_per_worker(source.data)
+    if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
         raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
     session = open_session(_experiment(source, {**leaves, **constants}, new), runtime, constants=constants)
-    if same_file and saved_content(run.path / PARTITION) not in (None, session.everyone.content):
+    if same and saved_content(run.path / PARTITION) not in (None, session.everyone.content):
         raise UserError(
             f"{run.path} was trained on other data than {source.data} holds now: put them back, or give --data."
         )

@@ -9,7 +9,7 @@ import torch
 from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
 from manyheads.algorithms.phases import WHOLE
-from manyheads.data import Dataset, Federation, federate, is_own_file
+from manyheads.data import Dataset, Federation, federate, may_change
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
@@ -64,7 +64,7 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
         validation=experiment.validation,
         seed=experiment.seed,
     )
-    return replace(federation, content=dataset.digest() if is_own_file(experiment.data) else None)
+    return replace(federation, content=dataset.digest() if may_change(experiment.data) else None)
 
 
 def connect(experiment: Experiment) -> Mixing:

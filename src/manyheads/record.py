@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_MEASURED = ("similarity_", "theory_")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
@@ -23,7 +25,8 @@ class Record:
     accuracy_validation: float | None
     """On the held-out part of the train shards; None without one."""
     majority_floor: float | None
-    """What naming each worker's most frequent train class would score; None for regression."""
+    """What naming each worker's most frequent train class would score; None for regression and for a metric of
+    one's own."""
     workers_without_test: int
     loss: float
     """Mean over workers of the running loss in the round's last local phase."""
@@ -44,6 +47,10 @@ class Record:
     simulated_seconds: float
     """What the rounds would have taken with a machine for every worker, cumulative."""
     peak_memory_bytes: int
+    similarity_heads: float | None = None
+    """Mean over every two workers of the cosine of their heads; None: there are none, or they stay where they are."""
+    similarity_representations: float | None = None
+    """The same of representations."""
     theory_grad_phi: float | None = None
     """|G_phi|^2, the first term of the paper's M(k) at the start of the round; None where it was not measured."""
     theory_grad_theta: float | None = None
@@ -58,7 +65,7 @@ class Record:
     """Values of every worker, kept in workers.jsonl."""
 
     def metrics(self) -> dict[str, Any]:
-        """The line of metrics.jsonl; the terms of M(k) only where they were measured."""
+        """The line of metrics.jsonl; similarities and the terms of M(k) only where they were measured."""
         values = asdict(self)
         del values["per_worker"]
-        return {name: value for name, value in values.items() if value is not None or not name.startswith("theory_")}
+        return {name: value for name, value in values.items() if value is not None or not name.startswith(_MEASURED)}

@@ -122,7 +122,8 @@ def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
         if processes.decide(sites.overdue()):
             raise sites.given_up()
     if session.sharers.rank == 0:
-        if directory.cut_back(round) or round:
+        directory.cut_back(round)
+        if (directory.path / PARTITION).exists():
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
         session.everyone.save(directory.path / PARTITION)
     if snapshot is None:
@@ -173,7 +174,10 @@ def _rounds(
         del before, trained, mixed, start
         if saver is not None:
             saver.keep(round + 1, state, time.perf_counter() - began, clock.seconds, record)
+        paused = time.perf_counter()
         yield Step(round + 1, loss, record)
+        # What the caller does with a round is no time of the run's.
+        began += time.perf_counter() - paused
 
 
 def _speed(experiment: Experiment) -> Speed:

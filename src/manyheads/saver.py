@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable
 from itertools import chain
+from typing import Any
 
 from manyheads.algorithms.base import State
 from manyheads.checkpoint import Checkpoints, Snapshot
@@ -11,6 +12,7 @@ from manyheads.errors import UserError
 from manyheads.files import write_tensors
 from manyheads.initial import place
 from manyheads.metrics.similarity import mean_off_diagonal, similarities
+from manyheads.metrics.theorem import describe
 from manyheads.network.sites import resume_round
 from manyheads.record import Record
 from manyheads.session import Session
@@ -20,6 +22,8 @@ from manyheads.store.layout import CHECKPOINT, SIMILARITY
 _CHECKPOINT_SHARE = 0.05
 _DISK_BYTES_PER_SECOND = 200e6
 """A careful guess of how long the first checkpoint takes; later ones are measured."""
+_MOST_MIXED = 500
+"""Workers up to whom the spectrum of their graph takes no time to speak of."""
 
 
 class Saver:
@@ -38,7 +42,7 @@ class Saver:
             generation=sharers.generation,
             patience=sharers.patience,
         )
-        self.spent = 0.0
+        self.before = self.spent = 0.0
         self.next_cost: float | None = None
 
     def load(self) -> tuple[Snapshot | None, list[str]]:
@@ -61,6 +65,8 @@ class Saver:
             notes += dict.fromkeys(chain.from_iterable(findings))
             at_most = min(rounds)
             if at_most == max(rounds):
+                # An earlier start's time pays for no checkpoints of this one: what it spent on its own is not known.
+                self.before = snapshot.seconds if snapshot else 0.0
                 return snapshot, notes
 
     def keep(self, round: int, state: State, seconds: float, simulated: float, record: Record | None) -> None:
@@ -100,7 +106,7 @@ class Saver:
             if sharers.rank == 0:
                 self.directory.join_models(session.describe_model())
         if sharers.rank == 0:
-            alike = self._compare_workers(models.params)
+            alike = self._compare_workers(models.params) | self._describe_mixing()
             disturbed = {"disturbances": session.sites.disturbances} if session.sites else {}
             about = {"notes": session.notes, "runtime": session.describe_runtime()}
             self.directory.finish(record, {**alike, **disturbed, **about})
@@ -118,6 +124,13 @@ class Saver:
         write_tensors(self.directory.path / SIMILARITY, maps)
         return {f"similarity_{what}": mean_off_diagonal(matrix) for what, matrix in maps.items()}
 
+    def _describe_mixing(self) -> dict[str, Any]:
+        """How fast the workers' graph mixes, and what Theorem 1 makes of it."""
+        session = self.session
+        if session.experiment.graph in ("server", "none") or session.experiment.workers > _MOST_MIXED:
+            return {}
+        return describe(session.mixing).numbers
+
     def _due(self, round: int, state: State, seconds: float) -> bool:
         every = self.session.runtime.checkpoint_every
         if every is not None:
@@ -125,7 +138,7 @@ class Saver:
         if self.next_cost is None:
             size = sum(leaf.numel() * leaf.element_size() for leaf in (state.params | state.buffers).values())
             self.next_cost = size / _DISK_BYTES_PER_SECOND
-        return self.spent + self.next_cost <= _CHECKPOINT_SHARE * seconds
+        return self.spent + self.next_cost <= _CHECKPOINT_SHARE * (seconds - self.before)
 
 
 def restore(session: Session, snapshot: Snapshot) -> State:

@@ -3,7 +3,7 @@
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import manyheads
-from manyheads import host_memory
+from manyheads import host_memory, memory
 from manyheads.algorithms.base import Context
 from manyheads.compatibility import check_theory, check_training, shares_nothing
 from manyheads.data import Dataset, Federation, load
@@ -86,20 +86,28 @@ class Session:
         return out if self.sites is None else out / f"site-{self.ctx.network.workers.start}"
 
     def describe_model(self) -> dict[str, Any]:
-        """What it takes to build the net again."""
+        """What it takes to build the net again and to use it."""
         federation, workers = self.federation, self.ctx.network.workers
         own = {"first_worker": workers.start, "num_workers": len(workers)} if self.sites else {}
-        return {"input_shape": list(federation.input_shape), "num_outputs": num_outputs(federation), **own}
+        return {
+            "input_shape": list(federation.input_shape),
+            "num_outputs": num_outputs(federation),
+            "num_classes": federation.num_classes,
+            "pixels": asdict(federation.pixels) if federation.pixels else None,
+            **own,
+        }
 
     def describe_runtime(self) -> dict[str, Any]:
         """Where the run was computed."""
         return {
             "manyheads": manyheads.__version__,
             "torch": torch.__version__,
+            "numpy": np.__version__,
             "python": platform.python_version(),
             "machine": platform.machine(),
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "engine": self.engine,
+            "threads": torch.get_num_threads(),
             "deterministic": self.runtime.deterministic,
             "processes": self.processes.count,
         }
@@ -142,9 +150,18 @@ def open_session(
     engine = _engine(experiment, runtime, processes, workload, notes)
     sizes = sizes_in_sites(everyone, experiment.algorithm, network) if sites else np.array(everyone.train.sizes)
     ctx = _context(experiment, model, federation, sizes, workload, engine, network)
+    # New workers, who are given constants, train heads alone and need no copies of the rest.
+    if device.type == "cpu" and constants is None:
+        on_this_host = everyone if processes.local_count == processes.count else federation
+        memory.check_rows(ctx.initial.params, len(on_this_host.ids), experiment.algorithm.extra_rows)
     check_theory(runtime, ctx)
     notes += _remarks(experiment, model, in_sites=sites is not None)
-    floor = floor_in_sites(everyone, network) if sites else everyone.majority_floor()
+    if device.type == "cuda" and not runtime.deterministic:
+        notes.append("A GPU repeats these numbers to rounding, not to the bit: --deterministic does.")
+    floor = None
+    if experiment.metric is None:
+        # It says something about accuracies alone.
+        floor = floor_in_sites(everyone, network) if sites else everyone.majority_floor()
     return Session(
         experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
     )

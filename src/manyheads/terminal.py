@@ -119,9 +119,11 @@ def summary_table(values: Mapping[str, Any]) -> str:
         ("", "time"): human_seconds(values["seconds"]),
     }
     text = table([*zip(*cells, strict=True)], [[*cells.values()]])
-    if max(map(len, text.splitlines())) <= columns():
-        return text
-    return facts((" ".join(title).strip(), value) for title, value in cells.items())
+    if max(map(len, text.splitlines())) > columns():
+        text = facts((" ".join(title).strip(), value) for title, value in cells.items())
+    if left_out := _left_out(values):
+        text += f"\n\n{left_out} of these means: no test samples, or away."
+    return text
 
 
 def rounds(count: int) -> str:
@@ -131,8 +133,10 @@ def rounds(count: int) -> str:
 
 def summary_line(summary: Mapping[str, Any]) -> str:
     """The outcome of a run in one line."""
+    left_out = _left_out(summary)
     return (
-        f"{summary['algorithm']}: {score_name(summary)} {score(summary, 'accuracy_mean')}, worst tenth "
+        f"{summary['algorithm']}: {score_name(summary)} {score(summary, 'accuracy_mean')}"
+        f"{left_out and f' ({left_out})'}, worst tenth "
         f"{score(summary, 'accuracy_worst10')}, {rounds(summary['rounds'])}, {human_seconds(summary['seconds'])}"
     )
 
@@ -160,6 +164,12 @@ def score(values: Mapping[str, Any], name: str) -> str:
 def score_name(values: Mapping[str, Any]) -> str:
     """What a record's accuracies are: that, or a score by a regression's metric."""
     return "score" if values["majority_floor"] is None else "accuracy"
+
+
+def _left_out(values: Mapping[str, Any]) -> str:
+    """The workers that a record's accuracies are no mean over, in words; empty: they are one over all."""
+    count = values["workers_without_test"]
+    return f"{count} worker{'s' * (count != 1)} left out" if count else ""
 
 
 def human_bytes(count: float) -> str:

@@ -3,18 +3,23 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from math import isfinite, log
 from pathlib import Path
 
 from manyheads.compare import directory_name, labels
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.files import disk_errors, make_folder
 from manyheads.jobs import Job
 from manyheads.store import Run
+from manyheads.store.layout import EXPERIMENT, read_description
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 FOLDER = "tuning"
 """Where, within a comparison, the runs lie whose rates were not chosen."""
+EARLIER = "earlier"
+"""Where, within that, those lie which the last tuning did not try: of other factors, of another seed."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class Tuning:
     factors: tuple[float, ...]
     jobs: tuple[Job, ...]
     """One for each factor."""
+    seeds: tuple[int, ...]
+    """Those that are run with the chosen rates, the one they are chosen with first."""
 
     @cached_property
     def scores(self) -> list[float | None]:
@@ -61,9 +68,42 @@ class Tuning:
         return self.jobs[self.best].experiment
 
     def settle(self, folder: Path) -> None:
-        """Move the run with the best rates to its place in the comparison, where the same run would be made."""
-        if self.best is not None and (path := self.jobs[self.best].path).parent != folder:
-            path.rename(folder / path.name)
+        """Give every run that differs from the best one in rates and seed alone its place.
+
+        That is in the comparison for the best rates, and outside of it for the others, which an earlier tuning may
+        have chosen: a comparison has one pair of rates. Runs are renamed one by one, and found wherever they lie: what
+        a killed process has left undone, the next call does.
+        """
+        if self.best is None:
+            return
+        earlier = folder / FOLDER / EARLIER
+        tried = {job.path.name for job in self.jobs}
+        found: dict[str, list[Path]] = {}
+        for place in _places(folder):
+            for path in place.glob(f"{self.experiment.algorithm.name}-*"):
+                found.setdefault(path.name, []).append(path)
+        for name, (path, *others) in found.items():
+            if (other := self._but_for_rates(path)) is None:
+                continue
+            for copy in others:
+                # The same run twice, made again with rates that had lost: it must not be in the way, nor be lost.
+                number = next(n for n in count(2) if not (earlier / f"{name}-{n}").exists())
+                _move(copy, earlier / f"{name}-{number}")
+            best = (other.lr, other.head_lr) == (self.chosen.lr, self.chosen.head_lr)
+            if best and (other.seed in self.seeds or path.parent == folder):
+                _move(path, folder / name)
+            else:
+                _move(path, (folder / FOLDER if name in tried else earlier) / name)
+
+    def _but_for_rates(self, path: Path) -> Experiment | None:
+        """What was run in a folder of a comparison; None: it differs in more than rates and seed."""
+        try:
+            values = read_description(path / EXPERIMENT)
+            other = replace(self.experiment, **{name: values[name] for name in ("lr", "head_lr", "seed")})
+        except UserError:
+            return None
+        # The name has a hash of everything.
+        return other if directory_name(other) == path.name else None
 
 
 def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder: Path) -> list[Tuning]:
@@ -79,8 +119,9 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
     found = {one.run_id: one for one in _with_one_seed(experiments)}
     if len({replace(one, lr=None, head_lr=None) for one in found.values()}) < len(found):
         raise UserError("--tune tries multiples of the rates, and several are given: give one --lr and one --head-lr.")
+    seeds = tuple(dict.fromkeys(experiment.seed for experiment in experiments))
     return [
-        Tuning(one, label, grid, tuple(_job(one, label, factor, folder) for factor in grid))
+        Tuning(one, label, grid, tuple(_job(one, label, factor, folder) for factor in grid), seeds)
         for one, label in zip(found.values(), labels(list(found.values())), strict=True)
     ]
 
@@ -104,8 +145,21 @@ def _job(experiment: Experiment, label: str, factor: float, folder: Path) -> Job
     before = experiment.recipe
     candidate = replace(experiment, lr=_times(before.lr, factor), head_lr=_times(before.head_lr, factor))
     name = directory_name(candidate)
-    settled = folder / name
-    return Job(candidate, settled if settled.exists() else folder / FOLDER / name, f"{label}, rates × {factor:g}")
+    found = (place / name for place in _places(folder))
+    path = next((path for path in found if path.exists()), folder / FOLDER / name)
+    return Job(candidate, path, f"{label}, rates × {factor:g}")
+
+
+def _places(folder: Path) -> tuple[Path, ...]:
+    """Where a run of a comparison may lie."""
+    return folder, folder / FOLDER, folder / FOLDER / EARLIER
+
+
+def _move(path: Path, target: Path) -> None:
+    if path != target:
+        make_folder(target.parent)
+        with disk_errors(target):
+            path.rename(target)
 
 
 def _times(rate: float, factor: float) -> float:

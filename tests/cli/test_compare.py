@@ -1,5 +1,6 @@
 """``compare`` end to end: the table, the report, a second call, a grid, tuning, failures, kill -9 and mistakes."""
 
+import csv
 import json
 import signal
 import subprocess
@@ -103,6 +104,38 @@ def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureF
     assert not any("best" in line for line in lines)
 
 
+def test_one_seed_is_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
+    lines = _compare(capsys, "local", *SMALL, "--seeds", "2", "--out", "two")
+    assert "one seed (2): no deviation; --seeds 1 2 takes two" in lines
+    lines = _compare(capsys, "deprl", "local", *SMALL, "--seeds", "1", "--out", "one")
+    assert "* best; one seed (1): no deviation; --seeds 1 2 takes two" in lines
+
+
+def test_measured_times_are_shown_with_a_warning(
+    capsys: pytest.CaptureFixture, undrawn: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["deprl", "local", *SMALL, "--seeds", "1", "--out", "both"]
+    for columns, shown in (("200", True), ("80", False)):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert any(line.startswith("time: measured") for line in _compare(capsys, *words)) == shown
+
+
+def test_tuning_on_as_the_note_advises(capsys: pytest.CaptureFixture) -> None:
+    words = ["local", *SMALL, "--seeds", "1", "2", "--out", "tuned", "--tune"]
+    lines = _compare(capsys, *words, "1e-9", "1e-3")
+    assert any("give --tune factors beyond it: Local" in line for line in lines)
+    assert "running  1 of 2 runs were finished in tuning or before" in lines
+    _compare(capsys, *words, "1e-9", "1e-3", "0.5")
+    assert main(["report", "tuned"]) == 0
+    assert capsys.readouterr().err == ""
+    rates = list(csv.DictReader(Path("tuned/csv/rates.csv").read_text().splitlines()))
+    assert [(float(line["lr"]), line["chosen"]) for line in rates] == [
+        (2e-10, "False"),
+        (2e-4, "False"),
+        (0.1, "True"),
+    ]
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_tuning(capsys: pytest.CaptureFixture) -> None:
     words = ["deprl", "local", *SMALL, "--relabel", "--seeds", "2", "1", "--tune", "0.5", "1e-9", "--out", "tuned"]
@@ -122,7 +155,7 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     again = _compare(capsys, *words)
     assert [line for line in again if line.startswith(("tuning", "running"))] == [
         "tuning  4 of 4 runs were finished before",
-        "running  4 of 4 runs were finished before",
+        "running  4 of 4 runs were finished in tuning or before",
     ]
     quiet = _compare(capsys, *words, "--quiet")
     assert quiet == again[again.index(quiet[1]) - 1 :]

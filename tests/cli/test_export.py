@@ -38,6 +38,8 @@ def test_the_file_explains_itself(capsys: pytest.CaptureFixture, finished: Path,
     about = _use(finished, 2, tmp_path / "model.safetensors")
     assert capsys.readouterr().out == f"{tmp_path / 'model.safetensors'}\n"
     assert (about["worker"], about["algorithm"], about["data"]) == (2, "deprl", "digits")
+    assert about["num_classes"] == 10
+    assert about["pixels"] == {"scale": 16, "mean": [0.0], "std": [1.0]}
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["join", "run", "--rounds", "3"], "unknown option --rounds. See manyheads join --help."),
         (["inspect", "memory", "deprl", "--site-timeout", "1"], "unknown option --site-timeout."),
         (["compare", "deprl", "--seed", "1", "--out", "all"], "unknown option --seed. Did you mean --seeds?"),
-        (["compare", "deprl", "--data", "s-{worker}.npz", "--out", "all"], "give one file for all."),
+        (["compare", "deprl", "--data", "s-{worker}.npz", "--out", "all"], "give one file for all, or train each"),
         (["inspect", "data", "--data", "s-{worker}.npz"], "a file for each worker, which is for manyheads train"),
         (
             ["train", "deprl", "--data", ".", *SMALL],

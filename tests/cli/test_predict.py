@@ -1,19 +1,40 @@
 """``predict``: the same answers as the net gives in Python, and clear words about input that does not fit."""
 
+import json
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from manyheads import data
-from manyheads.cli import main
+from manyheads import Experiment, Runtime, data, from_arrays, terminal, train
+from manyheads.cli import main, predict
+from manyheads.data.cifar import CIFAR10
+from manyheads.data.pixels import Pixels
 from manyheads.store import Run
 
 
 def _predict(finished: Path, path: Path, *words: str) -> int:
     return main(["predict", str(finished), "--worker", "1", "--data", str(path), *words])
+
+
+def _trained(out: Path, dataset: data.Dataset, split: str = "iid", **given: Any) -> Path:
+    """A small run on data of one's own, two workers."""
+    experiment = Experiment(data=dataset, split=split, workers=2, rounds=1, model="mlp:4", **given)
+    (_,) = train(experiment, Runtime(out=out, device="cpu"))
+    return out
+
+
+def _aged(run: Path, out: Path) -> Path:
+    """The run as a version would have left it that kept neither the number of classes nor what became of bytes."""
+    shutil.copytree(run, out)
+    described = json.loads((out / "model.json").read_text())
+    (out / "model.json").write_text(json.dumps({name: described[name] for name in ("input_shape", "num_outputs")}))
+    return out
 
 
 def test_predictions(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
@@ -35,15 +56,95 @@ def test_predictions(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Pa
         assert np.allclose(saved["probabilities"].sum(1), 1)
 
 
-def test_bytes_are_pixels(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
-    shape = data.load("digits").x_test.shape[1:]
-    pixels = np.random.default_rng(0).integers(0, 256, (20, *shape), dtype=np.uint8)
+def _assert_same(run: Path, x: np.ndarray, inputs: np.ndarray, tmp_path: Path) -> None:
+    """To the net, samples are no others than these inputs."""
     said = []
-    for x in (pixels, pixels / 255):
-        np.savez(tmp_path / "x.npz", x=x)
-        assert _predict(finished, tmp_path / "x.npz") == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1]
+    for samples in (x, inputs):
+        np.savez(tmp_path / "x.npz", x=samples)
+        assert _predict(run, tmp_path / "x.npz", "--out", str(tmp_path / "y.npz")) == 0
+        with np.load(tmp_path / "y.npz") as saved:
+            said.append(saved["probabilities"])
+    assert np.array_equal(*said)
+
+
+def test_bytes_become_what_the_net_was_trained_on(finished: Path, tmp_path: Path) -> None:
+    inputs = data.load("digits").x_test[:20].numpy()
+    recorded = (inputs * 16).astype(np.uint8)
+    _assert_same(finished, recorded, inputs, tmp_path)
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
+    own = _trained(tmp_path / "own", from_arrays(pixels, np.arange(20) % 2))
+    _assert_same(own, pixels, pixels.astype(np.float32) / 255, tmp_path)
+    # A run that does not say takes them as all did once.
+    _assert_same(_aged(finished, tmp_path / "old"), recorded, recorded.astype(np.float32) / 255, tmp_path)
+
+
+def test_bytes_are_standardised_as_the_data_set_was(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 3, 8, 8), dtype=np.uint8)
+    how = Pixels(mean=CIFAR10.mean, std=CIFAR10.std)
+    inputs = how.to_inputs_(torch.from_numpy(pixels).float())
+    images = replace(from_arrays(inputs, np.arange(20) % 2), pixels=how)
+    _assert_same(_trained(tmp_path / "run", images), pixels, inputs.numpy(), tmp_path)
+
+
+def test_bytes_that_the_net_knows_nothing_of_are_refused(
+    capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path
+) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "x.npz", x=pixels)
+    assert _predict(finished, tmp_path / "x.npz") == 2
+    assert "x goes up to 255, and the net's pixels from 0 to 16: give x in that range." in capsys.readouterr().err
+    floats = _trained(tmp_path / "floats", from_arrays(pixels / 255, np.arange(20) % 2))
+    assert _predict(floats, tmp_path / "x.npz") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "x holds bytes, but the net was trained on other numbers: give x as floats like them." in line
+
+
+def test_classes_without_a_test_sample_are_classes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((20, 4), dtype=np.float32)
+    # Nobody trains on the class of the test samples, so nobody has any of them.
+    untested = from_arrays(x, np.arange(20) % 2, x[:3], np.full(3, 2))
+    run = _trained(tmp_path / "run", untested, split="dirichlet:9")
+    assert json.loads((run / "summary.json").read_text())["majority_floor"] is None
+    np.savez(tmp_path / "x.npz", x=x)
+    assert _predict(run, tmp_path / "x.npz") == 0
+    assert len(capsys.readouterr().out.split()) == 20
+
+
+def test_a_regression_is_refused(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    def squared(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output[:, 0] - y).square()
+
+    x = np.random.default_rng(0).random((20, 4), dtype=np.float32)
+    run = _trained(tmp_path / "run", from_arrays(x, x[:, 0]), loss=squared)
+    np.savez(tmp_path / "x.npz", x=x)
+    for path in (run, _aged(run, tmp_path / "old")):
+        assert _predict(path, tmp_path / "x.npz") == 2
+        assert f"the nets of {path} give numbers, not classes" in capsys.readouterr().err
+
+
+def test_a_net_sees_few_samples_at_a_time() -> None:
+    net, sizes = torch.nn.Linear(3, 2), []
+    net.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    assert predict._predict(net, torch.rand(300, 3)).shape == (300, 2)
+    assert sizes == [128, 128, 44]
+
+
+def test_what_takes_long_is_said_beside_the_classes(
+    capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    np.savez(tmp_path / "x.npz", x=np.zeros((5, 1, 8, 8)))
+    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.0)
+    calculate = predict._predict
+
+    def slowly(net: torch.nn.Module, x: torch.Tensor) -> np.ndarray:
+        time.sleep(0.2)
+        return calculate(net, x)
+
+    monkeypatch.setattr(predict, "_predict", slowly)
+    assert _predict(finished, tmp_path / "x.npz") == 0
+    said = capsys.readouterr()
+    assert said.err == "predicting 5 samples ...\n"
+    assert len(said.out.split()) == 5
 
 
 def test_no_accuracy_in_classes_of_the_workers_own(

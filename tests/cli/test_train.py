@@ -63,7 +63,6 @@ def test_train_again_and_further(capsys: pytest.CaptureFixture) -> None:
     ("words", "option"),
     [
         (["dispfl", "--weights", "metropolis"], "--weights"),
-        (["fedavg", "--graph", "full"], "--graph"),
         (["fedavg", "--redraw"], "--redraw"),
         (["fedavg", "--link-failure", "0.5"], "--link-failure"),
         (["local", "--weights", "lazy"], "--weights"),
@@ -74,6 +73,13 @@ def test_an_option_that_the_algorithm_does_not_look_at_is_refused(
 ) -> None:
     assert main(["train", *words, *SMALL]) == 2
     assert capsys.readouterr().err == f"manyheads: {option} is not used by {words[0]}: leave it out.\n"
+
+
+@pytest.mark.parametrize(("algorithm", "graph"), [("fedavg", "server"), ("local", "none")])
+def test_without_a_graph_the_option_is_passed_over(capsys: pytest.CaptureFixture, algorithm: str, graph: str) -> None:
+    out = Path(_train(capsys, algorithm, "--graph", "full", *SMALL)[-1])
+    assert out == Path(_train(capsys, algorithm, *SMALL)[-1])
+    assert json.loads((out / "experiment.json").read_text())["graph"] == graph
 
 
 def test_an_option_that_says_what_the_algorithm_does_is_taken(capsys: pytest.CaptureFixture) -> None:

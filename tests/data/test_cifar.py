@@ -72,6 +72,15 @@ def test_raw_pixels_are_fractions(tmp_path: Path) -> None:
     assert np.allclose(pixels, parts[-1][0].reshape(-1, 3, 32, 32) / 255)
 
 
+@pytest.mark.parametrize("standardised", [True, False])
+def test_it_says_what_became_of_the_pixels(standardised: bool, tmp_path: Path) -> None:
+    parts = [batch(CIFAR10, 3) for _ in CIFAR10.binary.md5]
+    data = cifar.load(publish(CIFAR10, "binary", tmp_path, parts), tmp_path, standardised=standardised)
+    assert data.pixels is not None
+    pixels = torch.from_numpy(parts[-1][0]).reshape(-1, 3, 32, 32)
+    assert torch.equal(data.pixels.to_inputs_(pixels.float()), data.x_test)
+
+
 def test_the_folder_itself_can_be_named(tmp_path: Path) -> None:
     kind = publish(CIFAR100, "binary", tmp_path, [batch(CIFAR100, 4)] * 2)
     assert len(cifar.load(kind, tmp_path / "cifar-100-binary").x_train) == 4

@@ -50,6 +50,9 @@ def test_images_are_framed_and_normalised(tmp_path: Path, published: Layout) -> 
     assert np.allclose(pixels[0, 0, 2:30, 2:30].numpy() * 255, first[:784].reshape(28, 28), atol=1e-3)
     raw = fashion_mnist.load(tmp_path, layout=published, standardised=False)
     assert np.allclose(raw.x_train, pixels, atol=1e-6)
+    assert data.pixels is not None and raw.pixels is not None
+    assert np.array_equal(data.pixels.to_inputs_((raw.x_train * 255).round()), data.x_train)
+    assert np.array_equal(raw.pixels.to_inputs_((raw.x_train * 255).round()), raw.x_train)
 
 
 def test_a_file_of_other_content_is_named(tmp_path: Path, published: Layout) -> None:

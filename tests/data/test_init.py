@@ -36,3 +36,9 @@ def test_raw_is_said_after_a_name() -> None:
         data.load("digits:raw")
     assert not data.is_own_file("cifar10:raw")
     assert data.is_own_file("mine.npz")
+
+
+def test_data_without_a_checksum_may_change_under_their_name() -> None:
+    names = {"harbox", "harbox:raw", "mobiact", "mobiact:raw", "mine.npz", "site-{worker}.npz"}
+    assert {name for name in (*data.NAMES, *names, "cifar10:raw") if data.may_change(name)} == names
+    assert not data.may_change(data.load("digits"))

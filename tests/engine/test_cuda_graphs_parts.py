@@ -212,6 +212,25 @@ def test_a_plan_is_cut_to_what_is_free() -> None:
         settle(plan, 2 * 10**9)
 
 
+def test_rows_must_fit_on_the_host_where_they_go_there() -> None:
+    """Two copies of them at the least; what is said is what three take."""
+    plan = MemoryPlan(100, 10**9, 10**9, False, 8, 10**9, 10**9)
+    free, enough = 20 * 10**9, 200 * 10**9
+    streamed = settle(plan, free, enough)
+    assert (streamed.rows_on_host, streamed.host, plan.host) == (True, 300 * 10**9, 0)
+    assert settle(plan, plan.device, 0) == plan, "rows on the device take nothing there"
+    line = r"^the rows of 100 workers .* need 300 GB, and the GPU has 20 GB free and its host {}, .* for {}: lower"
+    with pytest.raises(UserError, match=line.format("180 GB", 60)):
+        settle(plan, free, 180 * 10**9)
+    with pytest.raises(UserError, match=line.format("0 MB", 5)):
+        settle(plan, free, 0)
+    with pytest.raises(UserError, match=r"on the GPU .* enough for 0"):
+        settle(plan, 2 * 10**9, 0)
+    label = "rows of 100 workers, 3 copies, in host memory"
+    assert dict(describe(streamed, enough))[label] == "300 GB, and this machine has 200 GB free"
+    assert dict(describe(streamed, 300 * 10**9))[label] == "300 GB"
+
+
 def test_an_unknown_precision_is_refused() -> None:
     with pytest.raises(UserError, match="unknown precision 'fp16'"):
         Precision("fp16")

@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from torch.nn.functional import cosine_similarity
 
 from manyheads.metrics import similarity as module
-from manyheads.metrics.similarity import mean_off_diagonal, similarities
+from manyheads.metrics.similarity import mean_cosines, mean_off_diagonal, similarities
+from manyheads.network.in_process import InProcess
+from manyheads.topology import build_mixing
 
 
 def test_by_hand() -> None:
@@ -43,6 +45,21 @@ def test_as_torch_has_it_whatever_the_blocks(num_workers: int, width: int, block
         patch.setattr(module, "_BLOCK_NUMBERS", block)
         found = similarities([("head.a", rows)], None)["heads"]
     torch.testing.assert_close(found, cosine_similarity(rows.unsqueeze(0), rows.unsqueeze(1), dim=2))
+
+
+def test_the_mean_cosine_needs_no_map() -> None:
+    """Rows of zeros, as a masked layer may have, are like nobody."""
+    draw = torch.Generator().manual_seed(1)
+    params = {
+        "representation.a": torch.randn(5, 3, 2, generator=draw),
+        "representation.b": torch.randn(5, generator=draw),
+        "head.a": torch.randn(5, 4, generator=draw) * torch.tensor([1, 0, 3, 0.1, 1]).unsqueeze(1),
+        "generic.a": torch.randn(5, 4, generator=draw),
+    }
+    maps = similarities(params.items(), None)
+    found = mean_cosines(params, InProcess(build_mixing("ring", 5), frozenset()))
+    expected = {f"similarity_{kind}": pytest.approx(mean_off_diagonal(matrix)) for kind, matrix in maps.items()}
+    assert found == expected and len(found) == 2
 
 
 def test_mean_leaves_out_the_diagonal() -> None:

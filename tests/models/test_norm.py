@@ -189,6 +189,14 @@ def test_group_norm_normalises_vectors_as_a_whole() -> None:
     assert y.unique().numel() == 24
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_group_norm_has_the_numbers_of_the_net(affine: bool) -> None:
+    net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4, affine=affine)).double()
+    changed = group_norm(net)
+    assert {p.dtype for p in changed.parameters()} == {torch.float64}
+    assert changed(torch.randn(2, 1, 5, 5, dtype=torch.float64)).dtype == torch.float64
+
+
 def test_what_is_not_to_be_trained_stays_so_unless_it_is_new() -> None:
     layer = nn.BatchNorm2d(4)
     layer.weight.requires_grad_(False)

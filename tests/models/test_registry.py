@@ -40,6 +40,9 @@ def broken():
 def nothing():
     return None
 
+def leaving():
+    raise SystemExit
+
 number = 3
 """
 
@@ -48,6 +51,7 @@ number = 3
 def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "user_nets.py").write_text(FACTORIES)
     (tmp_path / "failing_nets.py").write_text("import not_a_module_at_all\n")
+    (tmp_path / "leaving_nets.py").write_text("raise SystemExit(0)\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "user_nets", raising=False)
     return "user_nets"
@@ -130,6 +134,9 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("user_nets:greedy", "needs the arguments a, b, c"),
         ("user_nets:broken", "cannot be made: RuntimeError: first line"),
         ("user_nets:nothing", "gives a NoneType"),
+        ("user_nets:leaving", "cannot be made: SystemExit"),
+        ("leaving_nets:net", "cannot import leaving_nets: SystemExit: 0"),
+        ("builtins:dict", "cannot be made: ValueError: no signature found"),
     ],
 )
 def test_a_wrong_spec_is_refused_in_one_line(factories: str, spec: str, message: str) -> None:

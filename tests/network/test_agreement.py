@@ -1,5 +1,6 @@
 """What processes compare before they begin; how those that differ end is in ``test_failures``."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,14 @@ from torch import nn
 
 from manyheads.algorithms import DePRL
 from manyheads.errors import UserError
-from manyheads.network.agreement import compare_weights
+from manyheads.experiment import Runtime
+from manyheads.network.agreement import compare, compare_weights
+from manyheads.network.processes import named
+
+
+def _two(says: Callable[[str], str]) -> Any:
+    """The first of two processes; the second says something that depends on what it does."""
+    return SimpleNamespace(texts=lambda own: [own, says(own)], called=named)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "0.0"])
@@ -16,8 +24,19 @@ def test_weights_are_compared_whatever_numbers_they_are(lab, value):
     held = nn.Linear(6, 5).requires_grad_(False)
     held.bias.fill_(float(value))
     model = lab.opened(lab.tiny(DePRL(), model=nn.Sequential(held, nn.ReLU(), nn.Linear(5, 3)))).ctx.model
-    alike: Any = SimpleNamespace(texts=lambda own: [own, own])
-    compare_weights(alike, model)
-    differing: Any = SimpleNamespace(texts=lambda own: [own, own.replace(value, "1.0")])
-    with pytest.raises(UserError, match=r"process 1's net .* \(representation.0.bias differs\)"):
-        compare_weights(differing, model)
+    compare_weights(_two(lambda own: own), model)
+    with pytest.raises(UserError, match=r"the net of process 1 .* process 0 \(representation.0.bias differs\)"):
+        compare_weights(_two(lambda own: own.replace(value, "1.0")), model)
+
+
+def test_processes_that_hold_different_arrays_are_told_of_sites(lab):
+    """As where each gives ``from_workers`` its own part."""
+    experiment = lab.tiny(DePRL())
+    digest = experiment.data.digest()
+    assert digest in experiment.to_json()
+    with pytest.raises(UserError) as error:
+        compare(_two(lambda own: own.replace(digest, "0" * 64)), experiment, Runtime(), experiment.data, in_sites=False)
+    said = str(error.value)
+    assert said.startswith("process 1 does not have the data of process 0: give all processes the same data; to keep")
+    assert "site-{worker}.npz" in said and "docs/distributed.md#sites" in said
+    assert "sha256" not in said and "'" not in said.replace("worker's", "")

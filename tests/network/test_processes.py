@@ -65,6 +65,46 @@ def test_whoever_has_stopped_is_named(several: Make) -> None:
     assert fail(first).startswith("processes 1, 2 of 3 were lost")
 
 
+def test_in_sites_a_process_is_known_by_its_workers(several: Make) -> None:
+    """Ranks are the order in which sites came, which their people do not know."""
+    processes = several(3, machines="012")
+    first, second, third = processes
+    for process in processes:
+        process.tells_why, process.whose = (
+            False,
+            ["worker 3 (s-3.npz)", "workers 0, 1 (s-0.npz to s-1.npz)", "worker 2"],
+        )
+    second._ended.set()
+    assert fail(first).startswith("the process of workers 0, 1 (s-0.npz to s-1.npz) was lost: see its output")
+    third._ended.set()
+    assert fail(first).startswith("the processes of workers 0, 1 (s-0.npz to s-1.npz) and worker 2 were lost")
+    second.failure("mine")
+    assert (
+        first.failure("lost")
+        == "manyheads: the process of workers 0, 1 (s-0.npz to s-1.npz) failed: its output says why."
+    )
+
+
+@pytest.mark.parametrize(
+    ("done", "most", "ending"),
+    [
+        (0, 2, "torchrun starts the run again within about half a minute, with whoever is there then."),
+        (2, 2, "The same command continues the run."),
+        (None, None, "The same command continues the run."),
+    ],
+)
+def test_how_a_run_goes_on_depends_on_torchrun(
+    several: Make, monkeypatch: pytest.MonkeyPatch, done: int | None, most: int | None, ending: str
+) -> None:
+    for name, value in (("RESTART_COUNT", done), ("MAX_RESTARTS", most)):
+        monkeypatch.delenv(f"TORCHELASTIC_{name}", raising=False)
+        if value is not None:
+            monkeypatch.setenv(f"TORCHELASTIC_{name}", str(value))
+    first, second = several(2)
+    second._ended.set()
+    assert fail(first).endswith(ending) and fail(first, 60).endswith(ending)
+
+
 def test_whoever_has_not_come_is_absent(several: Make) -> None:
     first, second = several(2)
     assert first.absent() == []

@@ -19,7 +19,7 @@ from manyheads.data.arrays import from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.network.agreement import NOT_IN_SITES
-from manyheads.network.sites import Sites, place, refuse_others, resume_round, without
+from manyheads.network.sites import Sites, place, refuse_others, resume_round, whose, without
 from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.store import Run
@@ -49,12 +49,18 @@ def test_a_worker_is_where_its_file_is() -> None:
     assert place([[0, 1, 2]]) == (range(3),)
 
 
+def test_a_process_is_known_by_its_workers_and_their_files() -> None:
+    names = ["worker 3 (~/s-3.npz)", "workers 0, 1, 2 (~/s-0.npz to ~/s-2.npz)"]
+    assert whose((range(3, 4), range(3)), "~/s-{worker}.npz") == names
+
+
 @pytest.mark.parametrize(
     ("seen", "message"),
     [
-        ([[0], []], "process 1 sees no worker's file"),
-        ([[0, 2], [1]], "number the workers of a site in a row"),
-        ([[0, 1], [1, 2]], "processes 0 and 1 both see the file of worker 1"),
+        ([[0], []], "a process sees no worker's file, the others see those of worker 0: "),
+        ([[], []], "a process sees no worker's file, the others see none either: "),
+        ([[0, 2], [1]], "a process sees the files of workers 0, 2: number the workers of a site in a row"),
+        ([[0, 1], [1, 2]], "worker 1 is where a process sees workers 0, 1 and where another sees workers 1, 2"),
         ([[0], [0]], "2 processes for 1 workers"),
     ],
 )
@@ -187,8 +193,8 @@ def test_sites_with_different_kinds_of_data(start_together, folders) -> None:
     started = start_together(3, PROGRAM, "train", "deprl", *TRAIN, "--out", "run", folders=folders)
     assert all(process.status() for process in started)
     (line,) = [line for process in started for line in process.text().splitlines() if line.startswith("manyheads")]
-    said = "process 1 was started with samples [6] of bytes in 2 classes, process 0 with samples [6] of numbers in 3 "
-    assert said in line
+    assert "the process of worker 0 (site-0.npz) was started with samples [6] of bytes in 2 classes, " in line
+    assert "the process of worker 2 (site-2.npz) with samples [6] of numbers in 3 " in line
     assert line.endswith("and num_classes where a file lacks the last classes.")
 
 
@@ -200,7 +206,11 @@ def test_what_is_wrong_with_a_sites_data_is_said_there_alone(start_together, fol
     lines = [[x for x in process.text().splitlines() if x.startswith("manyheads")] for process in started]
     assert [len(said) for said in lines] == [1, 1, 1]
     assert f"site-{ORDER[1]}.npz" in lines[1][0]
-    assert lines[0] == lines[2] == ["manyheads: process 1 of 3 failed: its output says why."]
+    assert (
+        lines[0]
+        == lines[2]
+        == [f"manyheads: the process of worker {ORDER[1]} (site-{ORDER[1]}.npz) failed: its output says why."]
+    )
 
 
 def test_the_clock_of_sites_is_not_called_a_guess(folders) -> None:
@@ -237,7 +247,9 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
     assert started[0].status() and started[1].status()
     text = started[0].text() + started[1].text()
     # On a busy machine another that has ended because of it may be named beside it.
-    assert re.search(r"process(es \d,)? 2 of 3 w(as|ere) lost", text), text
+    assert re.search(
+        r"process(es)? of (worker \d \(site-\d.npz\) and )?worker 1 \(site-1.npz\) w(as|ere) lost", text
+    ), text
 
     lost = Run.open(at_site(folders[2], 1)).state()
     last = Run.open(at_site(folders[0], 2)).state().round

@@ -125,9 +125,9 @@ def test_rates_that_all_algorithms_were_run_with_are_a_grid(tmp_path: Path, writ
 
 def test_rates_may_not_change_with_the_seed(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "deprl", lr=0.1)
-    for seed, lr in ((1, 0.1), (2, 0.2)):
+    for seed, lr in ((1, 0.1), (2, 0.2), (3, 0.1), (4, 0.1), (5, 0.1)):
         write_run(tmp_path / f"b{seed}", "d-psgd", seed=seed, lr=lr)
-    with pytest.raises(UserError, match=r"disagree on --lr \(D-PSGD ran with 0.1, 0.2\)"):
+    with pytest.raises(UserError, match=r"disagree on --lr \(D-PSGD ran with 0.1 in b1, b3, b4, 1 more; 0.2 in b2\)"):
         collect(tmp_path)
 
 

@@ -76,6 +76,28 @@ def test_of_one_seed_no_error_is_known(tmp_path: Path, write_run):
     assert "10.0 points ahead of Local (one seed: no error is known)." in outcome(collect(tmp_path / "one"), 0)
 
 
+def test_a_mean_over_fewer_workers_says_so(tmp_path: Path, write_run):
+    first = write_run(tmp_path / "a", "deprl")
+    _set(first, accuracy_mean=0.9, workers_without_test=1)
+    assert outcome(collect(tmp_path), 0).startswith("DePRL reaches 90.0 % over 7 of 8 workers. ")
+    other = write_run(tmp_path / "b", "local")
+    _set(other, accuracy_mean=0.8, workers_without_test=1)
+    said = "DePRL reaches 90.0 % over 7 of 8 workers, 10.0 points ahead of Local"
+    assert f"{said} (one seed" in outcome(collect(tmp_path), 0), "where both leave them out it is said once"
+    _set(other, workers_without_test=0)
+    assert f"{said} over 8 of 8 workers (one seed" in outcome(collect(tmp_path), 0)
+    _set(first, workers_without_test=0)
+    _set(other, workers_without_test=1)
+    said = "DePRL reaches 90.0 %, 10.0 points ahead of Local over 7 of 8 workers"
+    assert said in outcome(collect(tmp_path), 0)
+
+
+def test_seeds_may_leave_out_different_numbers_of_workers(tmp_path: Path, write_run):
+    for seed in range(3):
+        _set(write_run(tmp_path / f"{seed}", seed=seed), accuracy_mean=0.9, workers_without_test=seed)
+    assert " % over 6 to 8 of 8 workers." in outcome(collect(tmp_path), 0)
+
+
 def test_a_grid_is_summed_up(tmp_path: Path, write_run):
     for split, levels in {"iid": (0.9, 0.7), "shards:2": (0.7, 0.9), "shards:3": (0.9, 0.7)}.items():
         for algorithm, level in zip(("deprl", "local"), levels, strict=True):

@@ -45,15 +45,23 @@ def test_the_page_is_sound_and_needs_nothing_from_elsewhere(reported: Path):
         assert address.startswith("data:") or (reported / address).is_file(), address
 
 
-def test_figures_are_svg_and_png_and_numbers_are_csv(reported: Path):
+def test_figures_are_svg_png_and_pdf_and_numbers_are_csv(reported: Path):
     figures = {path.name for path in (reported / "figures").iterdir()}
-    assert {"learning-rounds.svg", "learning-rounds.png", "graph-deprl.svg"} <= figures
-    assert {Path(name).stem for name in figures if name.endswith(".svg")} == {
-        Path(name).stem for name in figures if name.endswith(".png")
-    }
-    assert {"comparison.csv", "curves.csv", "rounds.csv", "workers.csv", "runs.csv", "options.csv", "mixing.csv"} <= {
-        path.name for path in (reported / "csv").iterdir()
-    }
+    names = {path.rpartition(".")[0] for path in figures}
+    assert {"learning-rounds", "graph-deprl"} <= names
+    assert figures == {f"{name}.{kind}" for name in names for kind in ("svg", "png", "pdf")}
+    page = (reported / "report.html").read_text()
+    assert all(f'<a href="figures/{name}">' in page for name in figures)
+    assert {
+        "comparison.tex",
+        "comparison.csv",
+        "curves.csv",
+        "rounds.csv",
+        "workers.csv",
+        "runs.csv",
+        "options.csv",
+        "mixing.csv",
+    } <= {path.name for path in (reported / "csv").iterdir()}
 
 
 def test_the_numbers_of_a_map_are_linked_beside_it(reported: Path):

@@ -34,6 +34,20 @@ def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run
     assert [line["chosen"] for line in lines] == ["False", "True", "False"]
 
 
+def test_tunings_before_the_last_are_left_out(tmp_path: Path, write_run):
+    for seed in (1, 2):
+        score(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed, lr=0.2), 0.9)
+        score(write_run(tmp_path / "tuning" / f"{seed}", "deprl", seed=seed, lr=0.4), 0.8)
+    score(write_run(tmp_path / "tuning" / "earlier" / "a", "deprl", seed=1, lr=0.1), 0.95)
+    assert [(one.lr, one.chosen) for one in tried(collect(tmp_path))] == [(0.2, True), (0.4, False)]
+
+
+def test_rates_that_were_given_were_not_chosen(tmp_path: Path, write_run):
+    score(write_run(tmp_path / "deprl", "deprl", lr=0.2), 0.7)
+    score(write_run(tmp_path / "tuning" / "a", "deprl", lr=0.1), 0.8)
+    assert tried(collect(tmp_path)) == []
+
+
 def test_nothing_is_said_where_nothing_was_tuned(tmp_path: Path, write_run):
     write_run(tmp_path / "run")
     comparison = collect(tmp_path)

@@ -50,6 +50,11 @@ def test_the_number_of_seeds_is_shown_where_it_differs(tmp_path: Path, write_run
     assert [row.cells[-1].text for row in table.rows(comparison)] == ["2", "1", "–"]
 
 
+def test_the_time_says_what_it_measures():
+    (time,) = (column for column in table.COLUMNS if column.label == "time")
+    assert "shared that machine" in time.meaning and "--threads 1" in time.meaning
+
+
 def test_the_best_is_marked_in_every_setting(tmp_path: Path, write_run):
     for split, levels in {"iid": (0.9, 0.7), "shards:2": (0.7, 0.9)}.items():
         for algorithm, level in zip(("deprl", "local"), levels, strict=True):

@@ -175,7 +175,8 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
         Run.open(tmp_path, model=nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))).model(0)
     described = tmp_path / "model.json"
     whole = described.read_text()
-    for content in ("", "{}", '{"input_shape": 6, "num_outputs": 3}'):
+    wrong = [f'{{"input_shape": [6], "num_outputs": 3, {it}}}' for it in ('"num_classes": "3"', '"pixels": 255')]
+    for content in ("", "{}", '{"input_shape": 6, "num_outputs": 3}', *wrong):
         described.write_text(content)
         with shelf.refused(tmp_path, r"model\.json is damaged: put it back, or delete summary\.json and continue"):
             Run.open(tmp_path, model=own).model(0)

@@ -135,16 +135,16 @@ def test_a_record_can_be_taken_up_again(shelf: SimpleNamespace, tmp_path: Path) 
 
 def test_records_are_cut_back_to_a_round(shelf: SimpleNamespace, tmp_path: Path) -> None:
     directory = shelf.start(tmp_path)
-    assert not directory.cut_back(0)
+    directory.cut_back(0)
     for round in range(1, 6):
         directory.append(shelf.record(round))
-    assert not directory.cut_back(5)
-    assert directory.cut_back(3)
+    directory.cut_back(5)
+    directory.cut_back(3)
     run = Run.open(tmp_path)
     assert shelf.rounds(run.metrics()) == shelf.rounds(run.workers()) == [1, 2, 3]
     directory.append(shelf.record(4))
     assert shelf.rounds(run.metrics()) == [1, 2, 3, 4]
-    assert directory.cut_back(0)
+    directory.cut_back(0)
     assert run.metrics() == []
 
 
@@ -158,7 +158,7 @@ def test_a_line_that_was_not_written_to_its_end_is_dropped(shelf: SimpleNamespac
     run = Run.open(tmp_path)
     assert shelf.rounds(run.metrics()) == [1]
     assert run.damaged_lines == 1
-    assert directory.cut_back(2)
+    directory.cut_back(2)
     directory.append(shelf.record(2))
     assert shelf.rounds(run.metrics()) == [1, 2]
     assert run.damaged_lines == 0
@@ -200,6 +200,23 @@ def test_a_full_disk_is_said_in_one_line(
     monkeypatch.setattr(Path, "open", full_disk)
     with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
         directory.append(shelf.record(51))
+
+
+def test_parts_are_joined_to_the_very_file_of_one_process(
+    shelf: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a copy of any leaf: nobody need have the memory for all workers' models."""
+    whole, parted = shelf.start(tmp_path / "whole"), shelf.start(tmp_path / "parted")
+    params = {f"representation.{k}": torch.randn(5, 3, k) for k in range(4)}
+    buffers = {"representation.count": torch.arange(5)}
+    whole.save_models(params, buffers, {"num_outputs": 3})
+    for workers in (range(3), range(3, 4), range(4, 5)):
+        rows = slice(workers.start, workers.stop)
+        some = ({name: leaf[rows] for name, leaf in tree.items()} for tree in (params, buffers))
+        parted.save_some_models(workers, *some)
+    monkeypatch.delattr(torch, "cat")
+    parted.join_models({"num_outputs": 3})
+    assert shelf.contents(parted.path) == shelf.contents(whole.path)
 
 
 def test_a_directory_that_is_being_written_is_not_taken_up(shelf: SimpleNamespace, tmp_path: Path) -> None:

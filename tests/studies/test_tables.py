@@ -69,6 +69,7 @@ def test_the_report_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Sim
     assert "0.1, ring: D-PSGD over DisPFL by +10.0, in the paper by −32.5" in text
     assert "![CIFAR-10, VGG-11, accuracy in percent. Dirichlet 0.1: ring: D-PSGD 80.0 (paper 53.9)" in text
     assert {file.name for file in tmp_path.glob("*.png")} == {"table1-cifar10.png"}, "where there is something to show"
+    assert not list(tmp_path.glob("*.pdf")), "they would make the repository grow"
     rows = list(csv.DictReader((tmp_path / "table1.csv").read_text().splitlines()))
     assert len(rows) == 108
     (row,) = (row for row in rows if row["ours"] and (row["dirichlet"], row["algorithm"]) == ("0.1", "deprl"))

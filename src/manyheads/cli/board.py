@@ -15,18 +15,25 @@ Tell = Callable[[News], None]
 
 
 def follow(
-    news: Iterable[News], jobs: Sequence[Job], title: str, *, validation: bool = False, quiet: bool = False
+    news: Iterable[News],
+    jobs: Sequence[Job],
+    title: str,
+    *,
+    validation: bool = False,
+    tuned: bool = False,
+    quiet: bool = False,
 ) -> dict[str, News]:
     """Show the jobs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed.
 
-    With ``validation`` the scores shown are those on the validation split, by which rates are chosen.
+    With ``validation`` the scores shown are those on the validation split, by which rates are chosen. ``tuned``: some
+    of the jobs were done when they were.
     """
     tally = _Tally(jobs, title, validation=validation)
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
     if not quiet and sys.stdout.isatty():
         display = _live(tally)
     elif not quiet:
-        display, news = _lines(tally), announced(news, FIRST_ROUND)
+        display, news = _lines(tally, tuned), announced(news, FIRST_ROUND)
     failed = {}
     try:
         with display as tell:
@@ -93,10 +100,11 @@ class _Tally:
 
 
 @contextmanager
-def _lines(tally: _Tally) -> Iterator[Tell]:
+def _lines(tally: _Tally, tuned: bool) -> Iterator[Tell]:
     said = time.monotonic() - _PATIENCE_SECONDS
     if found := sum(job.finished for job in tally.jobs):
-        print(f"{tally.title}  {found} of {len(tally.jobs)} runs were finished before", flush=True)
+        when = "in tuning or before" if tuned else "before"
+        print(f"{tally.title}  {found} of {len(tally.jobs)} runs were finished {when}", flush=True)
 
     def tell(news: News) -> None:
         nonlocal said

@@ -71,7 +71,7 @@ def _add_options(parser: Parser) -> None:
         type=options_of(Experiment)["seed"].read,
         metavar="N",
         default=argparse.SUPPRESS,
-        help=f"seeds to average over [{' '.join(map(str, _SEEDS))}]",
+        help=f"the seeds to average over, not how many [{' '.join(map(str, _SEEDS))}]",
     )
     parser.add_argument(
         "--tune",
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
         if tuned:
             failed = _tune(tuned, runtime, folder, quiet=args.quiet)
             jobs = plan(with_rates(wanted, tuned), folder)
-        failed |= _run(jobs, runtime, "running", quiet=args.quiet)
+        failed |= _run(jobs, runtime, "running", tuned=bool(tuned), quiet=args.quiet)
         _conclude(folder, jobs, tuned, failed, quiet=args.quiet)
 
 
@@ -150,13 +150,15 @@ def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", folder: Path, *, quiet:
     return {tuning.label: failed[tuning.jobs[0].label] for tuning in tuned if tuning.best is None}
 
 
-def _run(jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, quiet: bool) -> "dict[str, News]":
+def _run(
+    jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, tuned: bool = False, quiet: bool
+) -> "dict[str, News]":
     """Run jobs and show it; those that failed, by label."""
     from manyheads.cli.board import follow
     from manyheads.jobs import run_jobs
 
     with closing(run_jobs(jobs, runtime)) as news:
-        return follow(news, jobs, title, validation=title == "tuning", quiet=quiet)
+        return follow(news, jobs, title, validation=title == "tuning", tuned=tuned, quiet=quiet)
 
 
 def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
@@ -190,10 +192,16 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
         text = table(_wrapped(titles[:count]), [row[:count] for row in body])
     several = len(comparison.systems) > 1
     marks = ["* best"] if several else []
-    if len(comparison.seeds) > 1:
+    if len(comparison.seeds) == 1:
+        (seed,) = comparison.seeds
+        two = " ".join(map(str, sorted({seed, 2 if seed == 1 else 1})))
+        marks.append(f"one seed ({seed}): no deviation; --seeds {two} takes two")
+    else:
         error = " (behind the best: standard error)" if several else ""
         marks.append(f"± deviation over {len(comparison.seeds)} seeds{error}")
-    lines = [text, "; ".join(marks)] if marks else [text]
+    lines = [text, "; ".join(marks)]
+    if "time" in titles[:count] and len(comparison.runs) > 1:
+        lines.append("time: measured; runs may have shared a machine's cores, which --threads 1 does not let them")
     if count < len(titles):
         lines.append(f"in the report: {', '.join(title.partition(',')[0] for title in titles[count:])}")
     return "\n".join(lines)

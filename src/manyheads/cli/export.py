@@ -21,12 +21,14 @@ net = build(about["net"], tuple(about["input_shape"]), about["num_outputs"], hea
 net = get_algorithm(about["algorithm"])().prepare(net)
 net.load_state_dict({name: weights[own] for name, own in net.module_names().items()}, assign=True)
 net.eval()
+# It takes floats. Where about["pixels"] is not null, byte b of a channel is (b / scale - mean) / std of that channel.
 """
 
 _ABOUT = """\
 Write one worker's trained net as a safetensors file. Tensors have the names that they have in your own net, whose
 load_state_dict takes them; fedrod's second head is in no such net. The metadata, a JSON text under 'manyheads', says
-which net it is, what it takes and gives, which layer is the head, and how to load it with this package.
+which net it is, what it takes and gives, how bytes become its inputs, which layer is the head, and how to load it with
+this package.
 """
 
 

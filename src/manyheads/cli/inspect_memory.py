@@ -1,4 +1,4 @@
-"""``manyheads inspect memory``: what a run will take of a GPU's memory, and how many workers fit."""
+"""``manyheads inspect memory``: what a run will take of a GPU's memory and its host's, and how many workers fit."""
 
 import argparse
 
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
 
     import torch
 
-    from manyheads import data, terminal
+    from manyheads import data, memory, terminal
     from manyheads.cli.options import experiments, given
     from manyheads.engine.choose import FILLED
     from manyheads.engine.cuda_graphs import Precision, describe, plan_memory, settle
@@ -56,12 +56,17 @@ def run(args: argparse.Namespace) -> None:
     )
     device = pick_device(runtime.device) if torch.cuda.is_available() else torch.device("cpu")
     free = 1e9 * args.memory if args.memory else free_memory(device) if device.type == "cuda" else None
-    lines = describe(plan)
+    lines, host = describe(plan), memory.available()
     if free is not None:
         filled = int(FILLED * free)
+        # A GPU that is not here may have another host.
+        settled = settle(plan, filled, None if args.memory else host)
         lines = [
-            *describe(settle(plan, filled)),
+            *describe(settled, host),
             (f"of {terminal.human_bytes(free)} a run takes", f"at most {100 * FILLED:.0f} %"),
             ("workers whose rows fit on the device", f"{replace(plan, lanes=1).largest(filled):,}"),
         ]
+    if host is not None:
+        most = f"{plan.workers_in(host):,} ({terminal.human_bytes(host)})"
+        lines.append(("workers whose rows fit into this machine's free memory", most))
     print(terminal.facts(lines))

@@ -1,26 +1,30 @@
 """``manyheads predict``: what one worker's trained net says about samples of your own."""
 
 import argparse
+import sys
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.parser import Commands, Parser, whole_number
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
-    from torch import nn
+    from torch import Tensor, nn
 
-_CHUNK = 1024
+    from manyheads.store import Run
+
+_CHUNK = 128
 
 _ABOUT = """\
 Classify the samples x of an npz file with one worker's trained net. With labels y in the file, the accuracy is printed;
 with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one a line. After
 --relabel, classes are numbered as the worker itself numbers them, and there is no accuracy.
 
-x is [samples, ...] as the net was trained: bytes are taken as pixels and scaled to 0..1, all other numbers are taken as
-they are. A net trained on a named data set expects that data set's own normalisation: after 'from manyheads.data import
-load', load('cifar10').x_test holds samples as such a net takes them.
+x is [samples, ...] as the net was trained. Bytes are taken as pixels and scaled and standardised as the run's own were;
+they are refused where it was trained on other numbers. All other numbers are taken as they are, standardised already:
+after 'from manyheads.data import load', load('cifar10').x_test holds samples as a net of that data set takes them.
 """
 
 
@@ -47,24 +51,28 @@ def run(args: argparse.Namespace) -> None:
 
     from manyheads.files import disk_errors, replacing
     from manyheads.store import Run
+    from manyheads.terminal import waiting
 
     if args.out is not None and args.out.suffix != ".npz":
         raise UserError(f"--out {args.out}: the file is of the npz format: give a name ending in .npz.")
     if args.out is not None and args.out.resolve() == args.data.resolve():
         raise UserError(f"--out {args.out} holds the samples: give another name.")
     run = Run.open(args.directory)
-    net, summary = run.model(args.worker), run.summary()
-    if summary is not None and summary["majority_floor"] is None:
+    net, described = run.model(args.worker), run.describe_model()
+    if _is_regression(run, described):
         raise UserError(
             f"the nets of {run.path} give numbers, not classes: use them in Python, with Run.open(...).model."
         )
     x, y = _read(args.data)
-    wanted = run.describe_model()["input_shape"]
+    wanted = described["input_shape"]
     if list(x.shape[1:]) != wanted:
         raise UserError(
             f"{args.data}: samples are {list(x.shape[1:])}, the net takes {wanted}: give x [samples, ...] so."
         )
-    probabilities = _predict(net, x)
+    inputs = _inputs(x, described, args.data)
+    # What is going on is said on stderr: a script may read the classes.
+    with redirect_stdout(sys.stderr), waiting(f"predicting {len(x)} samples"):
+        probabilities = _predict(net, inputs)
     classes, num_classes = probabilities.argmax(1), probabilities.shape[1]
     if y is not None and not ((y >= 0) & (y < num_classes)).all():
         raise UserError(
@@ -82,8 +90,16 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join(map(str, classes)))
 
 
-def _read(path: Path) -> "tuple[np.ndarray, np.ndarray | None]":
-    """Inputs [samples, ...] float32 and, where there are any, labels [samples]."""
+def _is_regression(run: "Run", described: dict[str, Any]) -> bool:
+    if "num_classes" in described:
+        return described["num_classes"] is None
+    # A run of an older version, which has no floor either where nobody has test samples.
+    summary = run.summary()
+    return summary is not None and summary["majority_floor"] is None
+
+
+def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
+    """Samples [samples, ...] as uint8 or float32 and, where there are any, labels [samples]."""
     import numpy as np
     import torch
 
@@ -99,16 +115,34 @@ def _read(path: Path) -> "tuple[np.ndarray, np.ndarray | None]":
             f"{path}: y is {y.dtype} {list(y.shape)}; give a class for each of the {len(x)} samples, or no y."
         )
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name
-        inputs = x.astype(np.float32) / (255 if x.dtype == np.uint8 else 1)
-    check_finite(f"{path}: x", torch.from_numpy(inputs))
-    return inputs, y
+        samples = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32))
+    check_finite(f"{path}: x", samples)
+    return samples, y
 
 
-def _predict(net: "nn.Module", x: "np.ndarray") -> "np.ndarray":
+def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
+    """Bytes as the run has made its inputs of them, all other numbers as they are."""
+    from manyheads.data.pixels import Pixels
+
+    if x.is_floating_point():
+        return x
+    # A run of an older version does not say: its bytes are fractions of 255.
+    how = described.get("pixels", {})
+    if how is None:
+        raise UserError(f"{path}: x holds bytes, but the net was trained on other numbers: give x as floats like them.")
+    pixels, highest = Pixels(**how), int(x.max())
+    if highest > pixels.scale:
+        raise UserError(
+            f"{path}: x goes up to {highest}, and the net's pixels from 0 to {pixels.scale}: give x in that range."
+        )
+    return pixels.to_inputs_(x.float())
+
+
+def _predict(net: "nn.Module", x: "Tensor") -> "np.ndarray":
     """Probabilities of the classes, [samples, ...] -> [samples, C]."""
     import torch
 
     dtype = next(net.parameters()).dtype
     with torch.inference_mode():
-        parts = [net(part.to(dtype)).softmax(1) for part in torch.from_numpy(x).split(_CHUNK)]
+        parts = [net(part.to(dtype)).softmax(1) for part in x.split(_CHUNK)]
     return torch.cat(parts).numpy()

@@ -7,8 +7,8 @@ from manyheads.cli.parser import Commands, Parser
 
 _ABOUT = """\
 Report on all finished runs under a folder: DIR/report.html, a page that opens without a network, its pictures in
-DIR/figures (SVG and PNG) and every number in DIR/csv. The runs must agree on everything but the algorithm and its
-options, the seed, options that were run as a full grid, and what follows from the data set.
+DIR/figures (SVG, PNG and PDF) and every number in DIR/csv, with the table for LaTeX. The runs must agree on everything
+but the algorithm and its options, the seed, options that were run as a full grid, and what follows from the data set.
 """
 
 

@@ -63,11 +63,14 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
-    """Refuse options that were given for nothing; in a comparison they are there for other algorithms."""
+    """Refuse options that were given for nothing; in a comparison they are there for other algorithms.
+
+    Not the graph: who tries one algorithm after another changes its name alone, and the run says ``server``.
+    """
     from manyheads.parts import exchange
 
     for name, used in exchange(experiment).items():
-        if name in args and getattr(experiment, name) not in (None, used):
+        if name != "graph" and name in args and getattr(experiment, name) not in (None, used):
             raise UserError(f"{flag(name)} is not used by {experiment.algorithm.name}: leave it out.")
 
 

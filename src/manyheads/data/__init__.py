@@ -10,15 +10,22 @@ from manyheads.data.shards import Shards
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError, unknown
 
-__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_by_worker", "is_own_file", "load"]
+__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_by_worker", "is_own_file", "load", "may_change"]
 
 NAMES = ("digits", "cifar10", "cifar100", "fashion-mnist", "harbox", "mobiact")
 _STANDARDISED = NAMES[1:]
+_CHECKED = NAMES[:4]
+"""Those in the package, or in files that are refused unless they are the published ones."""
 
 
 def is_own_file(data: object) -> bool:
     """Whether data are named by the path of the user's own file, and not by the name of a data set."""
     return isinstance(data, str) and data.removesuffix(RAW) not in NAMES
+
+
+def may_change(data: object) -> bool:
+    """Whether data may become others under their name: no checksum says which they are."""
+    return isinstance(data, str) and data.removesuffix(RAW) not in _CHECKED
 
 
 def is_by_worker(data: str | Dataset) -> bool:
@@ -52,7 +59,10 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress:
         case "mobiact":
             return mobiact.load(data_dir, standardised=standardised)
     if is_per_worker(asked):
-        raise UserError(f"{asked} names a file for each worker, which is for manyheads train: give one file for all.")
+        raise UserError(
+            f"{asked} names a file for each worker, which is for manyheads train: give one file for all, or train each"
+            " algorithm and give the folder of their runs to manyheads report."
+        )
     path = Path(name_or_path).expanduser()
     if path.suffix == ".npz" or path.exists():
         return arrays.load(path)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from manyheads.data.dataset import Dataset, check_finite
+from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 from manyheads.randomness import generator
 
@@ -136,10 +137,10 @@ def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None) -> D
                 f"{name}: label {num_classes - 1} in {num_samples} samples; number the classes 0, 1, 2, ... "
                 "(or give float targets for a regression)."
             )
-    from_bytes = x_train.dtype == torch.uint8
-    if from_bytes:
-        x_train, x_test = (x.float().div_(255) for x in (x_train, x_test))
-    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user_train, user_test, from_bytes=from_bytes)
+    pixels = Pixels() if x_train.dtype == torch.uint8 else None
+    if pixels:
+        x_train, x_test = (pixels.to_inputs_(x.float()) for x in (x_train, x_test))
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user_train, user_test, pixels=pixels)
 
 
 def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from manyheads.data.dataset import Dataset
 from manyheads.data.files import Download, Layout, Progress, obtain, read
+from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 
 _SITE = "https://www.cs.toronto.edu/~kriz"
@@ -109,8 +110,9 @@ def load(
     layout, folder = obtain(cifar.name, [cifar.binary, cifar.python], data_dir, progress)
     parse = parse_binary if layout is cifar.binary else parse_python
     parts = [parse(folder / name, read(folder / name, md5), cifar) for name, md5 in layout.md5.items()]
-    x_train, y_train = _pool(cifar, parts[:-1], standardised)
-    x_test, y_test = _pool(cifar, parts[-1:], standardised)
+    pixels = Pixels(mean=cifar.mean, std=cifar.std) if standardised else Pixels()
+    x_train, y_train = _pool(parts[:-1], pixels)
+    x_test, y_test = _pool(parts[-1:], pixels)
     return Dataset(
         cifar.name,
         x_train,
@@ -119,6 +121,7 @@ def load(
         y_test,
         len(cifar.classes),
         classes=cifar.classes,
+        pixels=pixels,
         source=str(folder),
     )
 
@@ -160,20 +163,15 @@ def _checked_labels(path: Path, labels: np.ndarray, cifar: Cifar) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _pool(cifar: Cifar, parts: list[tuple[np.ndarray, np.ndarray]], standardised: bool) -> tuple[Tensor, Tensor]:
+def _pool(parts: list[tuple[np.ndarray, np.ndarray]], how: Pixels) -> tuple[Tensor, Tensor]:
     """One pool out of the files' pixels and labels, written once: the pixels are most of a gigabyte as floats."""
     y = torch.from_numpy(np.concatenate([labels for _, labels in parts]))
     x = torch.empty(len(y), 3, 32, 32)
-    mean = torch.tensor(cifar.mean).view(3, 1, 1)
-    std = torch.tensor(cifar.std).view(3, 1, 1)
     start = 0
     for pixels, _ in parts:
-        block = x[start : start + len(pixels)]
-        block.copy_(torch.from_numpy(pixels).view(-1, 3, 32, 32)).div_(255)
-        if standardised:
-            block.sub_(mean).div_(std)
+        x[start : start + len(pixels)] = torch.from_numpy(pixels).view(-1, 3, 32, 32)
         start += len(pixels)
-    return x, y
+    return how.to_inputs_(x), y
 
 
 class _Array:

@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 
 
@@ -30,8 +31,8 @@ class Dataset:
     """The classes in words."""
     per_worker: bool = False
     """Whether its users are the workers, who bring their own samples: they keep them unless a split is given."""
-    from_bytes: bool = False
-    """Whether inputs of the user's own were bytes, which became fractions of 255."""
+    pixels: Pixels | None = None
+    """How the inputs were made of bytes; None: they were made of other numbers."""
     source: InitVar[str | None] = None
     """The file to name when the data are wrong; by default the data set's name."""
 
@@ -56,7 +57,7 @@ class Dataset:
     @property
     def kind(self) -> str:
         """What its samples are, in words: parts of one data set have it alike."""
-        inputs = f"{list(self.input_shape)} of {'bytes' if self.from_bytes else 'numbers'}"
+        inputs = f"{list(self.input_shape)} of {'bytes' if self.pixels else 'numbers'}"
         if self.num_classes is not None:
             return f"{inputs} in {self.num_classes} classes"
         return f"{inputs} with numbers {list(self.y_train.shape[1:])} to predict"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.data.dataset import Dataset
 from manyheads.data.files import Download, Layout, Progress, check_md5, obtain
+from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 
 _SITE = "https://github.com/zalandoresearch/fashion-mnist/raw/master/data/fashion"
@@ -53,14 +54,16 @@ def load(
     images_train, labels_train, images_test, labels_test = (
         parse_idx(folder / name, read_gzip(folder / name, md5)) for name, md5 in layout.md5.items()
     )
+    pixels = Pixels(mean=(MEAN,), std=(STD,)) if standardised else Pixels()
     return Dataset(
         "fashion-mnist",
-        _framed(images_train, standardised),
+        pixels.to_inputs_(_framed(images_train)),
         torch.from_numpy(labels_train).long(),
-        _framed(images_test, standardised),
+        pixels.to_inputs_(_framed(images_test)),
         torch.from_numpy(labels_test).long(),
         num_classes=len(CLASSES),
         classes=CLASSES,
+        pixels=pixels,
         source=str(folder),
     )
 
@@ -87,9 +90,8 @@ def parse_idx(path: Path, content: bytes) -> np.ndarray:
     return np.frombuffer(bytearray(content[start:]), np.uint8).reshape(shape)
 
 
-def _framed(images: np.ndarray, standardised: bool) -> Tensor:
-    """[samples, 28, 28] bytes -> [samples, 1, 32, 32]."""
+def _framed(images: np.ndarray) -> Tensor:
+    """[samples, 28, 28] bytes -> [samples, 1, 32, 32] float32."""
     x = torch.zeros(len(images), 1, 32, 32)
     x[:, 0, 2:-2, 2:-2] = torch.from_numpy(images)
-    x.div_(255)
-    return x.sub_(MEAN).div_(STD) if standardised else x
+    return x

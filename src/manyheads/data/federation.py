@@ -16,6 +16,7 @@ from torch import Tensor
 
 from manyheads.data.dataset import Dataset
 from manyheads.data.partition import Split, draw_partition, parse_split
+from manyheads.data.pixels import Pixels
 from manyheads.data.shards import Shards
 from manyheads.data.test_split import Entries, by_owner, split_test
 from manyheads.errors import UserError
@@ -41,10 +42,12 @@ class Federation:
     """None: a regression."""
     input_shape: tuple[int, ...]
     """Of one sample."""
+    pixels: Pixels | None = None
+    """How the inputs were made of bytes; None: they were made of other numbers."""
     notes: tuple[str, ...] = ()
     """What the user should know about the split, one line each."""
     content: str | None = None
-    """The data set's fingerprint where it is a file of the user's own, which may change; None: its name says it all."""
+    """The data set's fingerprint where it may change under its name; None: what it is called says it all."""
 
     @cached_property
     def class_counts(self) -> Tensor:
@@ -154,12 +157,13 @@ def federate(
         test=_shards(dataset.x_test, dataset.y_test, test, names),
         num_classes=dataset.num_classes,
         input_shape=dataset.input_shape,
+        pixels=dataset.pixels,
         notes=notes,
     )
 
 
 def saved_content(path: Path) -> str | None:
-    """The fingerprint of the user's own data that a partition was saved with; None: it has none, or is not there."""
+    """The fingerprint of data that a partition was saved with; None: it has none, or is not there."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             return json.loads(file.metadata()["federation"]).get("content")

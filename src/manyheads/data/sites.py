@@ -45,7 +45,7 @@ def load(template: str, workers: range) -> Dataset:
         num_classes=first.num_classes,
         user_train=train,
         user_test=test,
-        from_bytes=first.from_bytes,
+        pixels=first.pixels,
     )
 
 

@@ -1,5 +1,6 @@
 """Which engine runs a net on a device, and why."""
 
+from manyheads import memory
 from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.memory import choose_slots, free_memory, plan_memory, settle
@@ -12,6 +13,7 @@ from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError, unknown
 from manyheads.machine import cores
+from manyheads.memory import in_gigabytes
 from manyheads.models.split import Split, needs_loop
 
 ENGINES = ("auto", "loop", "batched", "cuda-graphs")
@@ -97,9 +99,13 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, extra_r
         extra_rows=extra_rows,
     )
     free = free_memory(train.x.device)
-    plan = settle(needed, int(FILLED * free))
+    host = memory.available()
+    plan = settle(needed, int(FILLED * free), host)
     if plan.rows_on_host:
         notes.append("the workers' rows do not fit into the GPU's memory: they stream through it from host memory.")
+    if host is not None and plan.host > host:
+        sizes = f"{in_gigabytes(plan.host)}, and {in_gigabytes(host)} are free"
+        notes.append(f"the rows can take up to {sizes} on the host: lower --workers if its memory runs out.")
     return CudaGraphsEngine(
         workload,
         precision=precision,

@@ -5,7 +5,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from manyheads.tree import flatten, group
+from manyheads.metrics.spread import square_norms
+from manyheads.network.base import Network
+from manyheads.tree import Params, flatten, group, select
 
 _BLOCK_NUMBERS = 1 << 22
 """A block in double precision takes 32 MB, whatever the size of the leaf."""
@@ -27,6 +29,29 @@ def similarities(models: Iterable[tuple[str, Tensor]], class_counts: Tensor | No
         if kind := _KINDS.get(group(name)):
             products[kind] = _products(leaf) + products.get(kind, 0)
     return {kind: _cosines(products[kind]) for kind in ("data", "heads", "representations") if kind in products}
+
+
+def mean_cosines(params: Params, network: Network) -> dict[str, float]:
+    """The mean over every two workers of the cosines of their heads and representations [W, ...], of all processes.
+
+    Without a map of N x N: N unit vectors with the mean u have N^2 |u|^2 as the sum of all their products. Empty for a
+    single worker.
+    """
+    found = {}
+    for part, kind in _KINDS.items() if network.num_workers > 1 else ():
+        leaves = select(params, {part})
+        if not leaves:
+            continue
+        norms = torch.stack([square_norms(leaf) for leaf in leaves.values()]).sum(0).sqrt()
+        scale = torch.where(norms > 0, 1 / norms, 0)
+        total = 0.0
+        for name, leaf in leaves.items():
+            mean = network.mean({name: leaf * scale.to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1))})[name]
+            total += float(square_norms(mean.unsqueeze(0)))
+        count, units = network.num_workers, float(network.gather((norms > 0).double().cpu()).sum())
+        cosine = (count**2 * total - units) / (count * (count - 1))
+        found[f"similarity_{kind}"] = min(1.0, max(-1.0, cosine))
+    return found
 
 
 def mean_off_diagonal(matrix: Tensor) -> float:

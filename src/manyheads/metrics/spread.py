@@ -34,8 +34,13 @@ def spread(params: Params, network: Network) -> Spread:
     square_of_mean = 0.0
     for name, leaf in params.items():
         squares += _square_distances(leaf, mean[name]).cpu()
-        square_of_mean += float(_square_distances(mean[name].unsqueeze(0), torch.zeros_like(mean[name])))
+        square_of_mean += float(square_norms(mean[name].unsqueeze(0)))
     return Spread(square_of_mean, float(network.gather(squares).nanmean()))
+
+
+def square_norms(leaf: Tensor) -> Tensor:
+    """|x_i|^2 of rows [W, ...], [W] in double precision."""
+    return _square_distances(leaf, torch.zeros_like(leaf[0]))
 
 
 def _square_distances(leaf: Tensor, point: Tensor) -> Tensor:

@@ -11,8 +11,9 @@ sets alpha = 1 / (tau sqrt(K)) and beta = sqrt(N/K), for as many rounds K as mak
 They rank the full graph worst and the ring best, against all experience. What mixing does is said by the spectral gap.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import e, exp, expm1, inf, log, log1p, log10, sqrt
+from typing import Any
 
 from manyheads.topology import Mixing, spectral
 
@@ -71,15 +72,42 @@ def of_mixing(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> Theore
     return constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau)
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """How fast a mixing mixes, and what the theorem makes of it."""
+
+    gap: float
+    constants: TheoremConstants | None
+    """For L = 1 and tau = 2; None: the theorem does not speak of such a mixing."""
+
+    @property
+    def verdict(self) -> str:
+        """What the theorem is good for here."""
+        if self.constants is None:
+            return "does not apply"
+        return "vacuous" if self.constants.vacuous else "within reach"
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Everything by name, for a file."""
+        powers = {} if self.constants is None else asdict(self.constants)
+        found = {f"log10_{name}": power for name, power in powers.items()}
+        return {"spectral_gap": self.gap, "theorem_1": self.verdict, **found}
+
+
+def describe(mixing: Mixing) -> Mixed:
+    """The spectral gap of a mixing, and the constants beside it."""
+    return Mixed(spectral(mixing).gap, of_mixing(mixing))
+
+
 def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
     """Theorem 1's constants for a mixing as (label, value) lines, the spectral gap beside them."""
-    found = of_mixing(mixing, lipschitz=lipschitz, tau=tau)
+    mixed = Mixed(spectral(mixing).gap, of_mixing(mixing, lipschitz=lipschitz, tau=tau))
+    gap, found = mixed.gap, mixed.constants
     if found is None:
         return [("theorem 1", "does not apply: it takes one doubly stochastic P for all rounds, in which workers mix")]
-    gap = spectral(mixing).gap
-    said = "vacuous" if found.vacuous else "within reach"
     return [
-        ("theorem 1", f"its constants for L = {lipschitz:.3g}, tau = {tau} ({said}), beside the spectral gap"),
+        ("theorem 1", f"its constants for L = {lipschitz:.3g}, tau = {tau} ({mixed.verdict}), beside the spectral gap"),
         ("  C", _power(found.c)),
         ("  1 - q", f"{_power(found.one_minus_q)} (spectral gap {_power(log10(gap) if gap > 0 else -inf)})"),
         ("  largest beta", f"{_power(found.beta)} (rule of thumb: a share of gap / L = {gap / lipschitz:.2g})"),

@@ -108,7 +108,8 @@ def group_norm(module: nn.Module) -> nn.Module:
             return None
         most = 1 if isinstance(layer, nn.BatchNorm1d) else _MOST_GROUPS
         groups = max(g for g in range(1, most + 1) if layer.num_features % g == 0)
-        return nn.GroupNorm(groups, layer.num_features, layer.eps, layer.affine)
+        ours = nn.GroupNorm(groups, layer.num_features, layer.eps, layer.affine)
+        return ours.to(layer.weight) if layer.affine else ours
 
     module = copy.deepcopy(module)
     replace_layers(module, group)

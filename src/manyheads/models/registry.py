@@ -72,18 +72,18 @@ def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.
     if not callable(factory):
         raise UserError(f"model '{name}' is a {type(factory).__name__}: name a function or class that gives a module.")
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    parameters = inspect.signature(factory).parameters.values()
-    required = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
-    if len(required) not in (0, 2):
-        raise UserError(
-            f"model '{name}' needs the arguments {', '.join(required)}: write a factory that needs none,"
-            " or two, input_shape and num_outputs."
-        )
     try:
+        parameters = inspect.signature(factory).parameters.values()
+        required = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
+        if len(required) not in (0, 2):
+            raise UserError(
+                f"model '{name}' needs the arguments {', '.join(required)}: write a factory that needs none,"
+                " or two, input_shape and num_outputs."
+            )
         module = factory(input_shape, num_outputs) if required else factory()
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"model '{name}' cannot be made: {_one_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gives a {type(module).__name__}: it must give an nn.Module.")
@@ -112,7 +112,7 @@ def _factory(spec: str) -> Callable[..., nn.Module]:
         raise UserError(f"model '{spec}': write {Path(name).stem}:{rest}, and start in the folder of that file.")
     try:
         module = importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
         hint = ": start in the folder it lies in, or name that in PYTHONPATH." if absent else ""
         raise UserError(f"model '{spec}': cannot import {name}: {_one_line(error)}{hint}") from error
@@ -129,5 +129,5 @@ def _sizes(spec: str, text: str) -> tuple[int, ...]:
     return tuple(map(int, sizes))
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]

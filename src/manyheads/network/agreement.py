@@ -15,9 +15,13 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.models.split import Split, constants_of
 from manyheads.network.base import Network
 from manyheads.network.processes import Processes
-from manyheads.network.sites import Sites, place
+from manyheads.network.sites import Sites, place, whose
 
 _SAME_WEIGHTS = 1e-5
+_ONE_DATA = (
+    "give all processes the same data; to keep data where they are, save each worker's as site-{worker}.npz at its site"
+    " (docs/distributed.md#sites)."
+)
 NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor simulated time is known."
 
 
@@ -30,7 +34,9 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     if experiment.algorithm.evaluate != "own":
         raise UserError("--evaluate mean-model needs all models in one place, and sites keep theirs: leave it out.")
     files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))
-    return Sites(place([json.loads(text) for text in files]), experiment.workers, runtime.site_timeout)
+    placement = place([json.loads(text) for text in files])
+    processes.whose = whose(placement, experiment.data)
+    return Sites(placement, experiment.workers, runtime.site_timeout)
 
 
 def sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
@@ -58,28 +64,28 @@ def compare(
     options = experiment.describe()
     settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
     if in_sites:
-        data = {"samples": dataset.kind}
+        samples, cures = dataset.kind, {"samples": ONE_KIND}
     else:
         settings.append("out")
-        data = {"content of the data": dataset.digest()[:12]}
+        samples, cures = {"sha256": dataset.digest()}, {"data": _ONE_DATA, "samples": _ONE_DATA}
     own = {
         **options,
         **options["algorithm"],
         **{name: str(getattr(runtime, name)) for name in settings},
-        **data,
+        "samples": samples,
         "algorithm": experiment.algorithm.name,
         "version": f"{manyheads.__version__} with torch {torch.__version__}",
     }
     first, *others = map(json.loads, processes.texts(json.dumps(own)))
     for rank, other in enumerate(others, start=1):
+        this, that = processes.called([rank]), processes.called([0])
         for name, value in first.items():
-            if other.get(name) != value:
-                cure = (
-                    ONE_KIND if in_sites and name in data else "give all of them the same options, data and versions."
-                )
-                raise UserError(
-                    f"process {rank} was started with {name} {other.get(name)}, process 0 with {name} {value}: {cure}"
-                )
+            if (its := other.get(name)) != value:
+                cure = cures.get(name, "give all of them the same options, data and versions.")
+                # Of arrays and modules there is a hash, which says nothing to people.
+                if isinstance(value, dict) or isinstance(its, dict):
+                    raise UserError(f"{this} does not have the {name} of {that}: {cure}")
+                raise UserError(f"{this} was started with {name} {its}, {that} with {name} {value}: {cure}")
 
 
 def compare_weights(processes: Processes, model: Split) -> None:
@@ -95,6 +101,6 @@ def compare_weights(processes: Processes, model: Split) -> None:
             both = first.get(name, -1), other.get(name, -1)
             if not np.isclose(*both, rtol=_SAME_WEIGHTS, atol=0, equal_nan=True):
                 raise UserError(
-                    f"process {rank}'s net does not begin with the weights of process 0's ({name} differs): give all of"
-                    " them the same model."
+                    f"the net of {processes.called([rank])} does not begin with the weights of that of"
+                    f" {processes.called([0])} ({name} differs): give all of them the same model."
                 )

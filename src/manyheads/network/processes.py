@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import Passing, UserError, one_line
+from manyheads.network.restarts import how_it_goes_on
 
 _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
@@ -61,6 +62,8 @@ class Processes:
         self._store, self._keeps_store = store, keeps_store
         self.tells_why = True
         """Whether the others may read what this process fails with, and not only that it does."""
+        self.whose: Sequence[str] | None = None
+        """Whose data each process has, in words, where people know sites by that; ranks only say who came when."""
         self._is_first_to_fail = self._suffers = False
         self._heard = ""
         """What the first to fail has said."""
@@ -167,6 +170,14 @@ class Processes:
         self._found_missing = [rank for rank in range(self.count) if not self._store.check([self._place(rank)])]
         return self._found_missing
 
+    def called(self, ranks: Sequence[int]) -> str:
+        """Some processes as people know them."""
+        if not ranks:
+            return "a process"
+        if self.whose is None:
+            return named(ranks)
+        return f"the process{'es' if len(ranks) > 1 else ''} of {' and '.join(self.whose[rank] for rank in ranks)}"
+
     def failure(self, line: str) -> str | None:
         """What to show when this process fails with a line of its own (``one_line``); None: another here shows it.
 
@@ -177,7 +188,7 @@ class Processes:
             return line
         # Who was lost may be told to anybody. All else in sites is a mistake of this one, or one that all find.
         public = self.tells_why or self._suffers
-        told = line if public else f"manyheads: process {self.rank} of {self.count} failed: its output says why."
+        told = line if public else f"manyheads: {self._called_among_all([self.rank])} failed: its output says why."
 
         def tell() -> tuple[str, bool]:
             # In this order: whoever sees that this process has left must not be taken for the first.
@@ -188,6 +199,9 @@ class Processes:
         first, shows = self._ask(tell) or (self._heard or line, self._leaves_first_mark())
         self._is_first_to_fail = first == told
         return (first if public else line) if shows else None
+
+    def _called_among_all(self, ranks: Sequence[int]) -> str:
+        return f"{self.called(ranks)} of {self.count}" if self.whose is None else self.called(ranks)
 
     def _leaves_first_mark(self) -> bool:
         """Whether this process is the first here to leave a mark, an empty file among the temporary ones."""
@@ -212,14 +226,14 @@ class Processes:
             missing = [0] if (found := self._ask(self._missing)) is None else found
         self._found_missing, self._suffers = missing, True
         several = len(missing) > 1
-        who = f"{named(missing) if missing else 'a process'} of {self.count}"
+        who = self._called_among_all(missing)
         alive = f"see whether {'they still run' if several else 'it still runs'}"
         if waited < self.timeout:
             lost = "were lost: see their output" if several else "was lost: see its output"
-            return Passing(f"{who} {lost}, and {alive}. The same command continues the run.")
+            return Passing(f"{who} {lost}, and {alive}. {how_it_goes_on()}")
         return Passing(
             f"{who} did not answer within {self.timeout:g} s: {alive}; where a round takes longer, give a longer"
-            " --timeout. The same command continues the run."
+            f" --timeout. {how_it_goes_on()}"
         )
 
     def _missing(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""How a process asks the torchrun that started it not to start it again: by an empty file whose name both know."""
+"""Whether torchrun starts a process again, and how the process asks it not to: by an empty file that both know."""
 
 import os
 import secrets
@@ -14,6 +14,14 @@ def announce() -> Path:
     path = Path(gettempdir(), f"manyheads-{secrets.token_hex(8)}")
     os.environ[_NAME] = str(path)
     return path
+
+
+def how_it_goes_on() -> str:
+    """What becomes of a run that has lost a process, in a sentence."""
+    done, most = (int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    if done < most:
+        return "torchrun starts the run again within about half a minute, with whoever is there then."
+    return "The same command continues the run."
 
 
 def give_up() -> None:

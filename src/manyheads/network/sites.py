@@ -67,6 +67,11 @@ def refuse_others(folder: Path, workers: range) -> None:
         )
 
 
+def whose(placement: Placement, files: str) -> list[str]:
+    """The workers of each process and their files, in words: ``files`` with the workers' numbers in it."""
+    return [f"{_workers(workers)} ({_files(files, workers)})" for workers in placement]
+
+
 def place(seen: Sequence[Sequence[int]]) -> Placement:
     """Who hosts whom, from the workers whose files each process sees.
 
@@ -76,20 +81,21 @@ def place(seen: Sequence[Sequence[int]]) -> Placement:
     taken: dict[int, int] = {}
     for files in dict.fromkeys(map(tuple, seen)):
         ranks = [rank for rank, others in enumerate(seen) if tuple(others) == files]
+        # Whoever starts sites knows them by their files, not by rank.
         if not files:
+            others = sorted({worker for files in seen for worker in files})
+            found = f"those of {_workers(others)}" if others else "none either"
             raise UserError(
-                f"process {ranks[0]} sees no worker's file: put one where --data says, or start it elsewhere."
+                f"a process sees no worker's file, the others see {found}: put one where --data says, or start it"
+                " elsewhere."
             )
         if files[-1] - files[0] + 1 != len(files):
-            raise UserError(
-                f"process {ranks[0]} sees the files of workers {', '.join(map(str, files))}:"
-                " number the workers of a site in a row."
-            )
+            raise UserError(f"a process sees the files of {_workers(files)}: number the workers of a site in a row.")
         for worker in files:
             if taken.setdefault(worker, ranks[0]) != ranks[0]:
                 raise UserError(
-                    f"processes {taken[worker]} and {ranks[0]} both see the file of worker {worker}, but not the same"
-                    " others: a worker's file belongs to one site."
+                    f"the file of worker {worker} is where a process sees {_workers(seen[taken[worker]])} and where"
+                    f" another sees {_workers(files)}: a worker's file belongs to one site."
                 )
         for rank, block in zip(ranks, blocks([1] * len(files), len(ranks)), strict=True):
             placement[rank] = range(files[0] + block.start, files[0] + block.stop)
@@ -135,6 +141,11 @@ def _kept(folder: Path) -> dict[str, Any] | None:
     if kept is None and path.exists():
         raise UserError(f"{path} is damaged: put it back, or delete it and what it knows of who was away.")
     return kept
+
+
+def _files(files: str, workers: range) -> str:
+    names = [files.replace("{worker}", str(worker)) for worker in (workers[0], workers[-1])]
+    return names[0] if len(workers) == 1 else " to ".join(names)
 
 
 def _workers(workers: Sequence[int]) -> str:

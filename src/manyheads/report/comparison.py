@@ -21,6 +21,9 @@ _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
 _RATES = frozenset({"batch_size", "lr", "head_lr", "momentum", "weight_decay", "clip", "decay", "step_seconds"})
 """What may be chosen for each algorithm by itself, so that a comparison is fair; a step's time follows its batch."""
 
+_NAMED = 3
+"""Folders of a kind that a refusal names."""
+
 
 @dataclass(frozen=True)
 class System:
@@ -236,10 +239,21 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
 def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None:
     """What seeds are averaged over may differ in the seed alone."""
     for name in runs[0].options:
-        values = sorted({shown(run.options.get(name)) for run in runs})
-        if name != "seed" and len(values) > 1:
-            has = f"{system.label} ran with {', '.join(values)}"
-            raise UserError(f"the runs under {folder} disagree on {flag(name)} ({has}): report them apart.")
+        places: dict[str, list[str]] = {}
+        for run in runs:
+            places.setdefault(shown(run.options.get(name)), []).append(run.path.relative_to(folder).as_posix())
+        if name != "seed" and len(places) > 1:
+            has = "; ".join(f"{value} in {_some(places[value])}" for value in sorted(places))
+            raise UserError(
+                f"the runs under {folder} disagree on {flag(name)} ({system.label} ran with {has}): move some away, or"
+                " report them apart."
+            )
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first of some names, and how many there are besides."""
+    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
+    return ", ".join([*names[:_NAMED], *more])
 
 
 def _systems(runs: Sequence[Finished]) -> list[System]:

@@ -2,7 +2,7 @@
 
 import io
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +23,14 @@ _THEME = {
 }
 """Colours of the files -> those of the page, which change with light and dark."""
 
-_STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "manyheads", "text.parse_math": False, "font.size": 8.5}
-"""Text stays text, the same picture is the same file, and a dollar in a label is a dollar."""
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "manyheads",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "font.size": 8.5,
+}
+"""Text stays text, with TrueType fonts in a PDF; the same picture is the same file; a dollar in a label is a dollar."""
 
 LABEL_SIZE, TITLE_SIZE = 8.0, 9.5
 
@@ -43,6 +49,14 @@ class Picture:
     png: bytes
     hover: dict[str, Any]
     """What the pointer finds: ``points`` (x, y, text) or ``cells`` (values in a box), in parts of width and height."""
+    figure: "Figure" = field(compare=False)
+
+    def pdf(self) -> bytes:
+        """The same for LaTeX. Only for who asks: the fonts take as long as all the rest."""
+        file = io.BytesIO()
+        with style():
+            self.figure.savefig(file, format="pdf", dpi=200, metadata={"CreationDate": None})
+        return file.getvalue()
 
 
 def style() -> Any:
@@ -85,7 +99,7 @@ def finish(name: str, figure: "Figure", alt: str, hover: dict[str, Any]) -> Pict
     svg, png = io.BytesIO(), io.BytesIO()
     figure.savefig(svg, format="svg", metadata={"Date": None})
     figure.savefig(png, format="png", dpi=200, facecolor=_PAPER, pil_kwargs={"compress_level": 4})
-    return Picture(name, alt, _inlined(svg.getvalue().decode(), name), svg.getvalue(), png.getvalue(), hover)
+    return Picture(name, alt, _inlined(svg.getvalue().decode(), name), svg.getvalue(), png.getvalue(), hover, figure)
 
 
 def _inlined(svg: str, name: str) -> str:

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, words
-from manyheads.report.numbers import at_end, best_system, difference, majority_floor
+from manyheads.report.numbers import at_end, best_system, difference, majority_floor, number
 
 _MOST_NAMED = 3
 """Systems that the title names one by one."""
@@ -61,6 +62,8 @@ def outcome(comparison: Comparison, setting: int) -> str:
     unit = comparison.unit and f" {comparison.unit}"
     deviation = f" ± {comparison.score(found.deviation)}" if found.deviation else ""
     said = f"{comparison.systems[best].label} reaches {comparison.score(found.mean)}{deviation}{unit}"
+    if any(map(_left_out, comparison.cells[best, setting])):
+        said += _over(comparison.cells[best, setting])
     said += f"{_lead(comparison, setting, best)}."
     floor = majority_floor(comparison, setting)
     if floor is not None:
@@ -83,7 +86,20 @@ def _lead(comparison: Comparison, setting: int, best: int) -> str:
         beyond_chance = gap.mean > _STUDENT_T[min(gap.count, len(_STUDENT_T) + 1) - 2] * gap.error
         noise = "" if beyond_chance else f", which {gap.count} seeds do not tell from noise"
     margin = f"{comparison.score(gap.mean)}{error}{' points' if comparison.unit else ''}"
-    return f", {margin} ahead of {comparison.systems[second].label}{noise}"
+    ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))
+    return f", {margin} ahead of {comparison.systems[second].label}{theirs if theirs != ours else ''}{noise}"
+
+
+def _over(runs: Sequence[Finished]) -> str:
+    """How many workers the scores of some seeds are means over."""
+    workers = runs[0].options["workers"]
+    counts = sorted({workers - left_out for left_out in map(_left_out, runs)})
+    return f" over {' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} of {workers} workers"
+
+
+def _left_out(run: Finished) -> int:
+    """How many workers a run's scores are no means over: without test samples, or away."""
+    return int(number(run.summary.get("workers_without_test")) or 0)
 
 
 def _listed(names: Sequence[str]) -> str:

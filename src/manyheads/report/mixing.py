@@ -1,39 +1,16 @@
 """How fast the runs' graphs mix, and what the paper's Theorem 1 makes of them."""
 
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import astuple, dataclass
 from functools import cache
 from typing import Any
 
-from manyheads.metrics.theorem import TheoremConstants, of_mixing
+from manyheads.metrics.theorem import Mixed, TheoremConstants, describe
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, words
-from manyheads.topology import Mixing, build_mixing, spectral
+from manyheads.topology import Mixing, build_mixing
 
 CONSTANTS = ("C", "1 − q", "largest β", "fewest rounds, as printed", "fewest rounds, repaired")
 """What the fields of TheoremConstants are called."""
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """What there is to know about a mixing."""
-
-    gap: float
-    constants: TheoremConstants | None
-    """For L = 1 and tau = 2; None: the theorem does not speak of such a mixing."""
-
-    @property
-    def verdict(self) -> str:
-        """What the theorem is good for here."""
-        if self.constants is None:
-            return "does not apply"
-        return "vacuous" if self.constants.vacuous else "within reach"
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """Everything by name, for a spreadsheet."""
-        powers = {} if self.constants is None else asdict(self.constants)
-        found = {f"log10_{name}": power for name, power in powers.items()}
-        return {"spectral_gap": self.gap, "theorem_1": self.verdict, **found}
 
 
 @dataclass(frozen=True)
@@ -78,8 +55,7 @@ def steady_mixing(run: Finished) -> Mixing:
 
 @cache
 def _mixed(**options: Any) -> Mixed:
-    mixing = build_mixing(**options, allow_row_stochastic=True)
-    return Mixed(spectral(mixing).gap, of_mixing(mixing))
+    return describe(build_mixing(**options, allow_row_stochastic=True))
 
 
 def _options(run: Finished) -> dict[str, Any]:

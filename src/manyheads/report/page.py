@@ -11,6 +11,7 @@ from manyheads.files import make_folder, write_atomically
 from manyheads.report import findings, mixing, options, rates, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
 from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.latex import tabular
 from manyheads.report.spreadsheets import csv_files
 
 NAME = "report.html"
@@ -35,13 +36,15 @@ def write(comparison: Comparison) -> Path:
         for j, setting in enumerate(comparison.settings)
     ]
     by_system = of_systems(comparison)
-    files = {f"csv/{name}": text.encode() for name, text in csv_files(comparison)}
+    tables = [("comparison.tex", tabular(comparison)), *csv_files(comparison)]
+    files = {f"csv/{name}": text.encode() for name, text in tables}
     chapters = [*(chapter for part in parts for chapter in part.chapters), *by_system]
     pictures = [picture for chapter in chapters for _, row in chapter.rows for picture in row]
     page = _render(comparison, parts, by_system, list(files), {f"csv/{picture.name}.csv" for picture in pictures})
     for picture in pictures:
         files[f"figures/{picture.name}.svg"] = picture.svg
         files[f"figures/{picture.name}.png"] = picture.png
+        files[f"figures/{picture.name}.pdf"] = picture.pdf()
     for name, content in {**files, NAME: page.encode()}.items():
         path = comparison.folder / name
         make_folder(path.parent)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from manyheads.report.collect import Finished, rejected
 from manyheads.report.comparison import Comparison
+from manyheads.tune import FOLDER
 
 _RATES = ("lr", "head_lr")
 _SCORE = "accuracy_validation"
@@ -24,23 +25,34 @@ class Tried:
 
 
 def tried(comparison: Comparison) -> list[Tried]:
-    """Every pair that was tried, system by system and the lowest rates first; nothing where nothing was tuned."""
+    """Every pair that the last tuning tried, system by system and the lowest rates first; nothing without one."""
     others: dict[str, list[Finished]] = {}
     for run in rejected(comparison.folder):
-        others.setdefault(_but_for_rates(run), []).append(run)
+        # Deeper lie the runs of tunings before, with other factors or another seed.
+        if run.path.parent == comparison.folder / FOLDER and run.summary.get(_SCORE) is not None:
+            others.setdefault(_but_for_rates(run), []).append(run)
     found = []
     for (i, j), runs in sorted(comparison.cells.items()):
         for run in runs:
             # A system that does not look at the grid has the same run in every setting.
-            if beside := others.pop(_but_for_rates(run), None):
-                pairs = sorted([(run, True), *((one, False) for one in beside)], key=lambda pair: pair[0].options["lr"])
-                label, setting = comparison.systems[i].label, str(comparison.settings[j])
-                found += [
-                    Tried(label, setting, one.options["lr"], one.options["head_lr"], one.summary[_SCORE], chosen)
-                    for one, chosen in pairs
-                    if one.summary.get(_SCORE) is not None
-                ]
+            beside = others.pop(_but_for_rates(run), [])
+            if not beside or not _best(run, beside):
+                continue
+            pairs = sorted([(run, True), *((one, False) for one in beside)], key=lambda pair: pair[0].options["lr"])
+            label, setting = comparison.systems[i].label, str(comparison.settings[j])
+            found += [
+                Tried(label, setting, one.options["lr"], one.options["head_lr"], one.summary[_SCORE], chosen)
+                for one, chosen in pairs
+            ]
+            # Rates are chosen with one seed.
+            break
     return found
+
+
+def _best(run: Finished, others: list[Finished]) -> bool:
+    """Whether a run was chosen among these: its rates may have been given instead."""
+    score = run.summary.get(_SCORE)
+    return score is not None and all(score >= other.summary[_SCORE] for other in others)
 
 
 def _but_for_rates(run: Finished) -> str:

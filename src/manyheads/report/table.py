@@ -55,7 +55,13 @@ COLUMNS = (
     ),
     Column("consensus_error", "consensus error", _short),
     Column("bytes_sent_per_worker", "sent per worker", human_bytes),
-    Column("seconds", "time", human_seconds),
+    Column(
+        "seconds",
+        "time",
+        human_seconds,
+        meaning="Measured where the run was made, and longer where several runs shared that machine, as those of "
+        "compare do on several cores: --threads 1 runs one after the other.",
+    ),
 )
 
 

@@ -20,11 +20,11 @@ METRICS = "metrics.jsonl"
 WORKERS = "workers.jsonl"
 """The same rounds, with the values of every worker."""
 PARTITION = "partition.safetensors"
-"""Who holds which sample, and the fingerprint of data of the user's own."""
+"""Who holds which sample, and the fingerprint of data that may change under their name."""
 CHECKPOINT = "checkpoint"
 """A folder: the state, to continue from."""
 MODEL = "model.json"
-"""What it takes to build the net again."""
+"""What it takes to build the net again and to use it."""
 MODELS = "models.safetensors"
 """What every worker deploys, [workers, ...], at the end."""
 CONSTANTS = "constants.safetensors"
@@ -70,7 +70,13 @@ _NEEDED: dict[str, dict[str, Any]] = {
 }
 """File -> what it, or every line of it, has in any case, and of which type."""
 _ALLOWED: dict[str, dict[str, Any]] = {
-    MODEL: {"first_worker": int, "num_workers": int},
+    MODEL: {
+        "first_worker": int,
+        "num_workers": int,
+        # null: a regression; inputs that were made of other numbers than bytes.
+        "num_classes": (int, NoneType),
+        "pixels": (dict, NoneType),
+    },
     SUMMARY: {"notes": list, "runtime": dict, "evaluated_rounds": int},
 }
 """What some have besides."""

@@ -92,7 +92,7 @@ class Run:
         return read(folder, manifest, range(manifest.num_workers))
 
     def describe_model(self) -> dict[str, Any]:
-        """What it takes to build the net again, and in a site whose models it has."""
+        """What it takes to build the net again and to use it, and in a site whose models it has."""
         path = self.path / MODEL
         if not (path.exists() and (self.path / MODELS).exists()):
             raise UserError(f"{self.path} has no models yet: they are kept when the run comes to its end.")

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import safe_open
 from torch import Tensor
 
@@ -48,7 +47,7 @@ class RunDirectory:
     ) -> "RunDirectory":
         """Make a run directory, or take up one of the same experiment; anything else is refused and left as it is.
 
-        ``content`` is the fingerprint of data that are named by a file, which may have changed since.
+        ``content`` is the fingerprint of data that may have changed under their name since.
         """
         if resume and not (path / EXPERIMENT).exists():
             raise UserError(f"--resume: there is no run in {path}. Leave --resume out to start one.")
@@ -71,16 +70,13 @@ class RunDirectory:
         """Rounds after which the run has come to its end; 0: it has not."""
         return (read_object(self.path / SUMMARY) or {}).get("rounds", 0)
 
-    def cut_back(self, round: int) -> bool:
-        """Drop the records of later rounds, and lines that a killed process left damaged; whether there were any."""
-        cut = False
+    def cut_back(self, round: int) -> None:
+        """Drop the records of later rounds, and lines that a killed process left damaged."""
         for path in (self.path / METRICS, self.path / WORKERS):
             lines = list(read_lines(path))
             kept = [line for line, record in lines if record is not None and record["round"] <= round]
             if len(kept) < len(lines):
                 write_atomically(path, b"".join(kept))
-                cut = True
-        return cut
 
     def append(self, record: Record) -> None:
         """Add a round's record."""
@@ -132,12 +128,12 @@ class RunDirectory:
     def join_models(self, description: dict[str, Any]) -> None:
         """``save_models`` with what ``save_some_models`` has kept of all workers."""
         parts = sorted(self.path.glob(".models-*.part"))
+        self.save_json(MODEL, description)
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(part, framework="pt")) for part in parts]
-            names = files[0].keys()
-            self.save_models(
-                {name: torch.cat([file.get_tensor(name) for file in files]) for name in names}, {}, description
-            )
+            # The rows stay in the parts until they are written: nobody need have the memory for all workers' models.
+            leaves = {name: [file.get_tensor(name) for file in files] for name in files[0].keys()}  # noqa: SIM118
+            write_tensors(self.path / MODELS, leaves)
         for part in parts:
             part.unlink()
 

@@ -3,7 +3,6 @@
 import gc
 import shutil
 import time
-import traceback
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -11,10 +10,9 @@ from pathlib import Path
 
 import torch
 
-from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 from manyheads.files import locked
-from manyheads.jobs import Job, News, run_jobs
+from manyheads.jobs import Job, News, run_jobs, to_the_end
 from manyheads.new_workers import open_join
 from manyheads.parts import pick_device
 from manyheads.rounds import run
@@ -70,7 +68,7 @@ class Runner:
                 continue
             pace = _Pace(trial.rounds)
             needed = {later.source.name for later in trials[number + 1 :] if later.new is not None}
-            with closing(self._one(trial, weights=trial.name in needed)) as news:
+            with closing(to_the_end(number, self._one(trial, weights=trial.name in needed))) as news:
                 for item in news:
                     yield replace(item, job=number)
                     if item.state == "running" and (end := pace.end(item.round)) > deadline:
@@ -85,24 +83,15 @@ class Runner:
         return trial.new is not None and (self.path(trial.source) / SUMMARY).exists()
 
     def _one(self, trial: Trial, *, weights: bool) -> Generator[News]:
-        """One run and its end; what keeps it from its end is said in the last news. ``weights``: others need them."""
+        """One run and its end. ``weights``: others need them."""
         _free_memory(pick_device(self.runtime.device))
         runtime = trial.runtime(self.runtime)
-        try:
-            if trial.new is not None:
-                yield from self._new_workers(trial, runtime)
-            elif self.checkpoints or weights or trial.similarity:
-                yield from self._with_weights(trial, runtime)
-            else:
-                yield from self._without_weights(trial, runtime)
-        except UserError as error:
-            yield News(0, "failed", error=str(error))
-        except torch.OutOfMemoryError:
-            yield News(0, "failed", error="the device's memory does not hold it.")
-        except Exception as error:
-            # Whatever is wrong with one run, the hours of the others must not be lost to it.
-            traceback.print_exc()
-            yield News(0, "failed", error=f"{type(error).__name__}, as shown above.")
+        if trial.new is not None:
+            yield from self._new_workers(trial, runtime)
+        elif self.checkpoints or weights or trial.similarity:
+            yield from self._with_weights(trial, runtime)
+        else:
+            yield from self._without_weights(trial, runtime)
 
     def _with_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
         """A run in a directory of its own, from where that stops."""

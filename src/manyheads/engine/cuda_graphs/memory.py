@@ -1,4 +1,4 @@
-"""How much device memory a run will need, before it starts: rows, slots or stacked chunks, activations, data."""
+"""How much memory a run on a GPU will need, before it starts: rows, slots or stacked chunks, activations, data."""
 
 from dataclasses import dataclass, replace
 from math import prod
@@ -12,6 +12,7 @@ from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.stacked import stackable
 from manyheads.engine.cuda_graphs.trial import Trial, try_out
 from manyheads.errors import UserError
+from manyheads.memory import LEAST_COPIES, in_gigabytes
 from manyheads.models.split import Split, constants_of, statistics
 
 _COPIES = 3
@@ -52,21 +53,31 @@ class MemoryPlan:
         return self.num_workers * self.kept * _COPIES
 
     @property
+    def host(self) -> int:
+        """What the host may have to hold."""
+        return self.rows if self.rows_on_host else 0
+
+    @property
     def work(self) -> int:
         return self.lanes * self.lane
 
     @property
     def device(self) -> int:
         """What the device must hold."""
-        return self.work + self.data + self.libraries + (0 if self.rows_on_host else self.rows)
+        return self.work + self.data + self.libraries + self.rows - self.host
 
-    def fits(self, free: int) -> bool:
-        return self.device <= free
+    def fits(self, free: int, host: int | None = None) -> bool:
+        """Whether so many bytes on the device, and on the host for the fewest copies, are enough; None: any number."""
+        return self.device <= free and (host is None or self.host * LEAST_COPIES <= host * _COPIES)
 
     def largest(self, free: int) -> int:
-        """The most workers whose rows fit beside everything else."""
+        """The most workers whose rows fit on the device beside everything else."""
         rest = replace(self, num_workers=0, rows_on_host=False).device
-        return max(0, (free - rest) // max(1, self.kept * _COPIES))
+        return self.workers_in(max(0, free - rest))
+
+    def workers_in(self, size: int) -> int:
+        """The most workers whose rows fit into so many bytes."""
+        return size // max(1, self.kept * _COPIES)
 
 
 def plan_memory(
@@ -103,19 +114,28 @@ def plan_memory(
     return MemoryPlan(num_workers, row, round(row * (1 + extra_rows)), stacked, lanes, at_work + activations, data)
 
 
-def settle(plan: MemoryPlan, free: int) -> MemoryPlan:
-    """The plan cut to ``free`` bytes: fewer slots or a smaller chunk, then rows in host memory; else a UserError."""
+def settle(plan: MemoryPlan, free: int, host: int | None = None) -> MemoryPlan:
+    """The plan cut to ``free`` bytes: fewer slots or a smaller chunk, then rows in host memory; else a UserError.
+
+    ``host``: the bytes that are free there; None: nobody knows.
+    """
     for on_host in (False, True):
         lanes = plan.lanes
         while lanes >= 1:
             tried = replace(plan, lanes=lanes, rows_on_host=on_host)
-            if tried.fits(free):
+            if tried.fits(free, host):
                 return tried
             lanes //= 2
     smallest = replace(plan, lanes=1)
+    if host is not None and replace(smallest, rows_on_host=True).fits(free):
+        most = max(smallest.largest(free), smallest.workers_in(host))
+        raise UserError(
+            f"the rows of {plan.num_workers} workers of this model need {in_gigabytes(plan.rows)}, and the GPU has "
+            f"{in_gigabytes(free)} free and its host {in_gigabytes(host)}, which is enough for {most}: lower --workers."
+        )
     raise UserError(
-        f"{plan.num_workers} workers of this model need {_gigabytes(smallest.device)} on the GPU and {_gigabytes(free)}"
-        f" are free, which is enough for {smallest.largest(free)}: lower --workers or --batch-size."
+        f"{plan.num_workers} workers of this model need {in_gigabytes(smallest.device)} on the GPU and "
+        f"{in_gigabytes(free)} are free, which is enough for {smallest.largest(free)}: lower --workers or --batch-size."
     )
 
 
@@ -142,19 +162,16 @@ def choose_slots(trial: Trial, batch_size: int) -> int:
     return _FEW_SLOTS if trial.products * batch_size > _HEAVY_STEP else _MANY_SLOTS
 
 
-def describe(plan: MemoryPlan) -> list[tuple[str, str]]:
-    """The plan as pairs of a label and its value."""
+def describe(plan: MemoryPlan, host: int | None = None) -> list[tuple[str, str]]:
+    """The plan as pairs of a label and its value, which says so where the rows are more than ``host`` bytes there."""
     where = "host memory" if plan.rows_on_host else "device memory"
     lanes = f"{plan.lanes} workers stacked" if plan.stacked else f"{plan.lanes} slots"
+    short = f", and this machine has {in_gigabytes(host)} free" if host is not None and plan.host > host else ""
     return [
-        ("one worker", _gigabytes(plan.kept)),
-        (f"rows of {plan.num_workers} workers, {_COPIES} copies, in {where}", _gigabytes(plan.rows)),
-        (f"training: {lanes}", _gigabytes(plan.work)),
-        ("data", _gigabytes(plan.data)),
-        ("libraries", _gigabytes(plan.libraries)),
-        ("device memory in all", _gigabytes(plan.device)),
+        ("one worker", in_gigabytes(plan.kept)),
+        (f"rows of {plan.num_workers} workers, {_COPIES} copies, in {where}", in_gigabytes(plan.rows) + short),
+        (f"training: {lanes}", in_gigabytes(plan.work)),
+        ("data", in_gigabytes(plan.data)),
+        ("libraries", in_gigabytes(plan.libraries)),
+        ("device memory in all", in_gigabytes(plan.device)),
     ]
-
-
-def _gigabytes(size: int) -> str:
-    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"

@@ -1,0 +1,95 @@
+"""The comparison as a table for a paper: LaTeX with booktabs, a row for each system and a column for each setting."""
+
+import re
+from collections.abc import Callable, Iterable
+
+from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.numbers import Stat, at_end, best_system, majority_floor
+
+_ESCAPES = str.maketrans(
+    {
+        **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        # After a line's end it would begin an option.
+        "[": "{[}",
+    }
+)
+
+
+def tabular(comparison: Comparison) -> str:
+    """A complete ``tabular``, after lines of comment that say what its numbers are."""
+    settings = range(len(comparison.settings))
+    best = [best_system(comparison, j) if len(comparison.systems) > 1 else None for j in settings]
+    heads = [
+        [_escaped(words(name)), *(_escaped(shown(setting.values[name])) for setting in comparison.settings)]
+        for name in comparison.grid
+    ]
+    unit = f", {comparison.unit}" if comparison.unit else ""
+    systems = [
+        [
+            _escaped(system.label),
+            *(
+                _cell(at_end(comparison.cells.get((i, j), ()), "accuracy_mean"), comparison.score, bold=best[j] == i)
+                for j in settings
+            ),
+        ]
+        for i, system in enumerate(comparison.systems)
+    ]
+    floors = [majority_floor(comparison, j) for j in settings]
+    lines = [
+        *_about(comparison),
+        rf"\begin{{tabular}}{{l{'r' * len(settings)}}}",
+        r"\toprule",
+        *map(_row, heads or [["system", _escaped(comparison.score_name + unit)]]),
+        r"\midrule",
+        *map(_row, systems),
+    ]
+    if any(floors):
+        lines += [r"\midrule", _row(["majority floor", *(_cell(floor, comparison.score) for floor in floors)])]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def _about(comparison: Comparison) -> list[str]:
+    """What the numbers are, in words that stand in a paper's caption as well."""
+    counts = sorted({len(runs) for runs in comparison.cells.values()})
+    unit = " in percent" if comparison.unit else ""
+    said = [
+        r"Written by manyheads report; needs \usepackage{booktabs}.",
+        f"Numbers: {comparison.score_name}{unit} after the last round, mean over workers, each on its test samples.",
+    ]
+    if counts[-1] == 1:
+        said.append("Of a single seed.")
+    else:
+        seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+        said.append(rf"Mean over {seeds} seeds; \pm is the sample deviation (n - 1) over these seeds.")
+    if len(comparison.systems) > 1:
+        said.append("Bold: the best mean of its column, which need not be significant.")
+    return [f"% {line}" for line in said]
+
+
+def _cell(found: Stat | None, show: Callable[[float], str], *, bold: bool = False) -> str:
+    if found is None:
+        return "--"
+    mean = _number(show(found.mean))
+    mean = rf"\mathbf{{{mean}}}" if bold else mean
+    deviation = "" if found.deviation is None else rf" \pm {_number(show(found.deviation))}"
+    return f"${mean}{deviation}$"
+
+
+def _number(text: str) -> str:
+    """A number in math: 1.2e-05 with a power of ten."""
+    return re.sub(r"e([+-]\d+)", lambda found: rf" \cdot 10^{{{int(found[1])}}}", text)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return rf"{' & '.join(cells)} \\"
+
+
+def _escaped(text: str) -> str:
+    """A text as LaTeX sets it, on one line."""
+    return " ".join(text.split()).translate(_ESCAPES)

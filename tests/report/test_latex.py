@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from manyheads.report import latex
+from manyheads.report.comparison import collect
+from manyheads.report.numbers import Stat
+
+
+def test_a_row_a_system_a_column_a_setting(tmp_path: Path, write_run):
+    for split in ("iid", "shards:2"):
+        for seed in (1, 2):
+            write_run(tmp_path / f"deprl {split} {seed}", "deprl", {"head_epochs": 2}, split=split, seed=seed)
+            write_run(tmp_path / f"own {split} {seed}", "deprl", {"head_epochs": 3}, split=split, seed=seed, level=0.5)
+    comparison = collect(tmp_path)
+    about, (begin, top, head, _, first, second, _, floor, bottom, end) = _parts(latex.tabular(comparison))
+    assert (begin, top, bottom, end) == (r"\begin{tabular}{lrr}", r"\toprule", r"\bottomrule", r"\end{tabular}")
+    assert head == r"split & iid & shards:2 \\"
+    assert first.startswith(r"DePRL, head epochs 2 & $\mathbf{") and first.count(r"\mathbf") == 2
+    assert second.startswith("DePRL, head epochs 3 & $") and "mathbf" not in second
+    assert floor == r"majority floor & $56.5 \pm 0.7$ & $56.5 \pm 0.7$ \\"
+    assert "accuracy in percent" in about and r"2 seeds; \pm is the sample deviation (n - 1)" in about
+
+
+def test_a_single_run_has_neither_deviation_nor_best(tmp_path: Path, write_run):
+    write_run(tmp_path / "a")
+    about, lines = _parts(latex.tabular(collect(tmp_path)))
+    assert lines[2] == r"system & accuracy, \% \\"
+    assert "pm" not in "".join(lines) and "mathbf" not in "".join(lines)
+    assert "single seed" in about and "Bold" not in about
+
+
+def test_whatever_comes_from_a_file_is_text(tmp_path: Path, write_run):
+    run = write_run(tmp_path / "a")
+    description = json.loads((run / "experiment.json").read_text())
+    description["algorithm"]["name"] = "50%_of\n\n$x^2$ & \\input{a}~#[1]"
+    (run / "experiment.json").write_text(json.dumps(description))
+    shown = r"50\%\_of \$x\textasciicircum{}2\$ \& \textbackslash{}input\{a\}\textasciitilde{}\#{[}1] & $"
+    assert any(line.startswith(shown) for line in latex.tabular(collect(tmp_path)).splitlines())
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        (None, "--"),
+        (Stat(-0.5, 0.0, 2), r"$-0.5 \pm 0$"),
+        (Stat(1234.0, None, 1), r"$1.23 \cdot 10^{3}$"),
+    ],
+)
+def test_cells(found: Stat | None, text: str):
+    assert latex._cell(found, lambda value: f"{value:.3g}") == text
+
+
+def _parts(table: str) -> tuple[str, list[str]]:
+    """The comment, and the lines after it."""
+    lines = table.splitlines()
+    about = [line for line in lines if line.startswith("% ")]
+    return "\n".join(about), lines[len(about) :]
