@@ -201,7 +201,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
         marks.append(f"± deviation over {len(comparison.seeds)} seeds{error}")
     lines = [text, "; ".join(marks)]
     if "time" in titles[:count] and len(comparison.runs) > 1:
-        lines.append("time: measured; runs may have shared a machine's cores, which --threads 1 does not let them")
+        lines.append("time: measured; runs may have shared the cores (--threads 1: one after the other)")
     if count < len(titles):
         lines.append(f"in the report: {', '.join(title.partition(',')[0] for title in titles[count:])}")
     return "\n".join(lines)
