@@ -1,6 +1,7 @@
 """Killed with -9 in the middle, the same command ends as if nothing had happened, bit for bit."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -80,3 +81,13 @@ def test_kill_and_continue(tmp_path: Path, capsys: pytest.CaptureFixture, monkey
     for summary in summaries:
         summary.pop("notes")
     assert summaries[0] == summaries[1]
+
+
+def test_a_scheduler_that_stops_a_run_is_answered(tmp_path: Path) -> None:
+    (tmp_path / "resumed_net.py").write_text(NET)
+    with _start(tmp_path / "stopped") as process:
+        _wait_for_round(process, tmp_path / "stopped", 8)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert re.fullmatch(rb"manyheads: stopped at round \d+; the same command continues it from round \d+\.\n", said)

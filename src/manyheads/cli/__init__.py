@@ -2,9 +2,11 @@
 
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from manyheads import __version__
 from manyheads.cli import compare, export, inspect, join, predict, report, study, train
@@ -25,7 +27,7 @@ Every command explains its options: manyheads COMMAND --help
 """
 
 STOPPED = 130
-"""Exit status after Ctrl-C, as shells count it."""
+"""Exit status after Ctrl-C, as shells count it, and after SIGTERM."""
 
 BROKEN_PIPE = 141
 
@@ -74,6 +76,9 @@ def _run(argv: Sequence[str]) -> int:
         return int(stop.code or 0)
     if started_together() and args.run is not train.run:
         raise UserError("several processes are for manyheads train: start this command without torchrun.")
+    if not started_together() and current_thread() is main_thread():
+        # A scheduler's word to stop is taken like the user's own; torchrun has a way of its own to stop many.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     # The nets of ``--model package.module:factory`` may lie where the user stands, as they may for ``python -m``.
     sys.path.append(str(Path.cwd()))
     args.run(args)
