@@ -332,6 +332,11 @@ def around(net: nn.Module) -> nn.Module:
         (Focal, np.float32(2), np.float32(5)),
         (Focal, (1, 2), (1, 3)),
         (Focal, F.relu, F.gelu),
+        (Focal, torch.ones(2), torch.zeros(2)),
+        (Focal, np.ones(2), np.zeros(2)),
+        (Focal, partial(F.gelu, approximate="none"), partial(F.gelu, approximate="tanh")),
+        *((make, nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss()) for make in (Focal, Scaled)),
+        (Scaled, torch.ones(2), torch.zeros(2)),
         (lambda value: Focal(value).other, 2, 5),
         (lambda kind: kind.net, Focal, Sharp),
         (lambda value: partial(F.cross_entropy, weight=value), (1, 2), (1, 3)),
@@ -350,6 +355,7 @@ def test_objects_are_known_by_their_settings(make, one, other):
 def test_the_state_of_an_object_is_none_of_its_settings():
     assert Experiment(loss=Focal(2)).run_id == Experiment(loss=Focal(2, calls=7)).run_id
     assert Experiment(model=Scaled().train()).run_id == Experiment(model=Scaled().eval()).run_id
+    assert Experiment(loss=Focal(np.complex64(2))).run_id
 
 
 def test_the_id_is_computed_once_and_goes_along(monkeypatch: pytest.MonkeyPatch):

@@ -283,11 +283,15 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
     return kind(**options)
 
 
+_SCALARS = (np.bool_, np.integer, np.floating, np.str_)
+"""numpy's numbers and words that JSON can hold."""
+
+
 def _plain(value: Any) -> Any:
     """A value as JSON can hold it; objects by what they are and a hash of their content."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, np.generic):
+    if isinstance(value, _SCALARS):
         return value.item()
     if isinstance(value, (tuple, list)):
         return [_plain(each) for each in value]
@@ -301,6 +305,11 @@ def _plain(value: Any) -> Any:
         return {"kind": f"module {type(value).__qualname__}", "sha256": sha256}
     if isinstance(value, torch.Tensor):
         return {"kind": "tensor", "sha256": _hash(repr(value), [value])}
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return {
+            "kind": "array",
+            "sha256": hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest(),
+        }
     return {"kind": f"function {_function_name(value)}"}
 
 
@@ -312,7 +321,10 @@ def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:
     return digest.hexdigest()
 
 
-_SETTINGS = (NoneType, bool, int, float, str, np.generic, type, FunctionType, BuiltinFunctionType)
+_SETTINGS = (
+    NoneType, bool, int, float, str, *_SCALARS, type, FunctionType, BuiltinFunctionType, partial,
+    np.ndarray, torch.Tensor, nn.Module,
+)  # fmt: skip
 """Kinds of attributes that are settings, and so are tuples and lists of these; what else there is may be anything."""
 
 

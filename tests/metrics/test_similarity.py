@@ -8,8 +8,6 @@ from torch.nn.functional import cosine_similarity
 
 from manyheads.metrics import similarity as module
 from manyheads.metrics.similarity import mean_cosines, mean_off_diagonal, similarities
-from manyheads.network.in_process import InProcess
-from manyheads.topology import build_mixing
 
 
 def test_by_hand() -> None:
@@ -57,9 +55,14 @@ def test_the_mean_cosine_needs_no_map() -> None:
         "generic.a": torch.randn(5, 4, generator=draw),
     }
     maps = similarities(params.items(), None)
-    found = mean_cosines(params, InProcess(build_mixing("ring", 5), frozenset()))
+    found = mean_cosines(params)
     expected = {f"similarity_{kind}": pytest.approx(mean_off_diagonal(matrix)) for kind, matrix in maps.items()}
     assert found == expected and len(found) == 2
+    assert mean_cosines({"head.a": torch.randn(1, 4)}) == {}
+    (same,) = mean_cosines({"head.a": torch.full((3, 4), 1e-42)}).values()
+    assert same == pytest.approx(1)
+    (broken,) = mean_cosines({"head.a": torch.tensor([[1.0], [math.nan]])}).values()
+    assert math.isnan(broken)
 
 
 def test_mean_leaves_out_the_diagonal() -> None:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from manyheads.metrics.spread import square_norms
-from manyheads.network.base import Network
 from manyheads.tree import Params, flatten, group, select
 
 _BLOCK_NUMBERS = 1 << 22
@@ -31,26 +30,25 @@ def similarities(models: Iterable[tuple[str, Tensor]], class_counts: Tensor | No
     return {kind: _cosines(products[kind]) for kind in ("data", "heads", "representations") if kind in products}
 
 
-def mean_cosines(params: Params, network: Network) -> dict[str, float]:
-    """The mean over every two workers of the cosines of their heads and representations [W, ...], of all processes.
+def mean_cosines(params: Params) -> dict[str, float]:
+    """The mean over every two workers of the cosines of their heads and representations [N, ...].
 
-    Without a map of N x N: N unit vectors with the mean u have N^2 |u|^2 as the sum of all their products. Empty for a
+    Without a map of N x N: N unit vectors with the sum u have |u|^2 as the sum of all their products. Empty for a
     single worker.
     """
     found = {}
-    for part, kind in _KINDS.items() if network.num_workers > 1 else ():
-        leaves = select(params, {part})
-        if not leaves:
+    for part, kind in _KINDS.items():
+        leaves = [flatten(leaf) for leaf in select(params, {part}).values()]
+        if not leaves or len(leaves[0]) == 1:
             continue
-        norms = torch.stack([square_norms(leaf) for leaf in leaves.values()]).sum(0).sqrt()
-        scale = torch.where(norms > 0, 1 / norms, 0)
+        count = len(leaves[0])
+        norms = torch.stack([square_norms(leaf) for leaf in leaves]).sum(0).sqrt()
+        scale = torch.where(norms == 0, 0, 1 / norms).unsqueeze(1)
         total = 0.0
-        for name, leaf in leaves.items():
-            mean = network.mean({name: leaf * scale.to(leaf.dtype).view(-1, *[1] * (leaf.ndim - 1))})[name]
-            total += float(square_norms(mean.unsqueeze(0)))
-        count, units = network.num_workers, float(network.gather((norms > 0).double().cpu()).sum())
-        cosine = (count**2 * total - units) / (count * (count - 1))
-        found[f"similarity_{kind}"] = min(1.0, max(-1.0, cosine))
+        for leaf in leaves:
+            for rows in leaf.split(max(1, _BLOCK_NUMBERS // count), dim=1):
+                total += float((rows.to(torch.float64) * scale).sum(0).square().sum())
+        found[f"similarity_{kind}"] = (total - int((norms != 0).sum())) / (count * (count - 1))
     return found
 
 
