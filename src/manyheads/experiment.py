@@ -2,14 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -22,6 +20,7 @@ from manyheads.data.partition import parse_split
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
+from manyheads.identity import described
 from manyheads.models import Split, build
 from manyheads.randomness import torch_seed
 from manyheads.recipes import Recipe, step_seconds
@@ -133,7 +132,7 @@ class Experiment:
         out: dict[str, Any] = {"algorithm": {"name": self.algorithm.name, **asdict(self.algorithm)}}
         for spec in fields(self):
             if spec.name != "algorithm":
-                out[spec.name] = _plain(getattr(self, spec.name))
+                out[spec.name] = described(getattr(self, spec.name))
         return out
 
     def to_json(self) -> str:
@@ -281,82 +280,3 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
         # Before the algorithm is made, whose own checks count on numbers.
         known[name].check(name, value)
     return kind(**options)
-
-
-_SCALARS = (np.bool_, np.integer, np.floating, np.str_)
-"""numpy's numbers and words that JSON can hold."""
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON can hold it; objects by what they are and a hash of their content."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, _SCALARS):
-        return value.item()
-    if isinstance(value, (tuple, list)):
-        return [_plain(each) for each in value]
-    if isinstance(value, Dataset):
-        return {"kind": "arrays", "name": value.name, "sha256": value.digest()}
-    if isinstance(value, nn.Module):
-        held = [name for name, parameter in value.named_parameters() if not parameter.requires_grad]
-        # Of its settings a module shows some at most: no loss tells its label_smoothing, delta or beta.
-        settings = [_words((), _settings(layer)) for layer in value.modules()]
-        sha256 = _hash(f"{value!r}{held or ''}{settings}", [*value.parameters(), *value.buffers()])
-        return {"kind": f"module {type(value).__qualname__}", "sha256": sha256}
-    if isinstance(value, torch.Tensor):
-        return {"kind": "tensor", "sha256": _hash(repr(value), [value])}
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return {
-            "kind": "array",
-            "sha256": hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest(),
-        }
-    return {"kind": f"function {_function_name(value)}"}
-
-
-def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:
-    digest = hashlib.sha256(text.encode())
-    for tensor in tensors:
-        # As bytes: numpy does not know every type.
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-_SETTINGS = (
-    NoneType, bool, int, float, str, *_SCALARS, type, FunctionType, BuiltinFunctionType, partial,
-    np.ndarray, torch.Tensor, nn.Module,
-)  # fmt: skip
-"""Kinds of attributes that are settings, and so are tuples and lists of these; what else there is may be anything."""
-
-
-def _settings(owner: object) -> dict[str, Any]:
-    """What an object is set to: its attributes of plain kinds, without those whose names begin with _."""
-    found = sorted(getattr(owner, "__dict__", {}).items())
-    # A run sets `training` as it needs it.
-    public = ((name, value) for name, value in found if not name.startswith("_") and name != "training")
-    return {name: value for name, value in public if _is_setting(value)}
-
-
-def _is_setting(value: object) -> bool:
-    return all(map(_is_setting, value)) if isinstance(value, (tuple, list)) else isinstance(value, _SETTINGS)
-
-
-def _function_name(function: Any) -> str:
-    """What a function of the user's is known by, in every process: its name, or that of its class with its settings.
-
-    What is inside a function is not looked at: lambdas and closures of one place in the code are all the same.
-    """
-    if isinstance(function, MethodType):
-        function = partial(function.__func__, function.__self__)
-    if isinstance(function, partial):
-        return f"{_function_name(function.func)}({_words(function.args, function.keywords)})"
-    if getattr(function, "__qualname__", None):
-        return f"{function.__module__}.{function.__qualname__}"
-    settings = _words((), _settings(function))
-    return _function_name(type(function)) + (f"({settings})" if settings else "")
-
-
-def _words(arguments: Iterable[Any], settings: Mapping[str, Any]) -> str:
-    """What a function is called with or an object is set to, as Python would have it."""
-    words = [json.dumps(_plain(value)) for value in arguments]
-    words += [f"{name}={json.dumps(_plain(value))}" for name, value in settings.items()]
-    return ", ".join(words)
