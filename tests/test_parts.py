@@ -35,6 +35,12 @@ def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
     assert (experiment.graph, experiment.weights) == (graph, weights)
 
 
+@pytest.mark.parametrize("algorithm", [DePRL(), FedAvg(), Local()])
+def test_a_misspelt_graph_is_told_also_where_none_is_used(lab, algorithm):
+    with pytest.raises(UserError, match="unknown graph 'rign'"):
+        complete(lab.tiny(algorithm, graph="rign"))
+
+
 @pytest.mark.parametrize(
     ("given", "written"),
     [

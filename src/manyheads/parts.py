@@ -15,7 +15,7 @@ from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
 from manyheads.machine import local_rank
 from manyheads.recipes import Recipe, recipe_for, shape_for, step_seconds
-from manyheads.topology import Mixing, build_mixing, parse_graph
+from manyheads.topology import Mixing, build_mixing, is_graph, parse_graph
 
 
 def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.device | None = None) -> Experiment:
@@ -24,11 +24,11 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     The shape is looked at where the data have no name; the precision is settled only where a device is given.
     """
     name = experiment.data if isinstance(experiment.data, str) else ""
-    changes: dict[str, Any] = exchange(experiment)
+    # A graph that the algorithm has no use for must be one all the same.
+    graph = parse_graph(experiment.graph).spec if is_graph(experiment.graph) else experiment.graph
+    changes: dict[str, Any] = {"graph": graph, **exchange(experiment)}
     if is_per_worker(name) and experiment.split not in (None, "natural"):
         raise UserError(f"--split {experiment.split} with a file for each worker: leave it out, each keeps its own.")
-    if "graph" not in changes:
-        changes["graph"] = parse_graph(experiment.graph).spec
     if device is not None:
         changes["precision"] = _precision(experiment, device)
     recipe = recipe_for(name, input_shape)
@@ -90,7 +90,7 @@ def exchange(experiment: Experiment) -> dict[str, Any]:
         return {"graph": "server", "weights": None, "redraw": False, "link_failure": 0.0}
     if algorithm.private == WHOLE:
         return {"graph": "none", "weights": None, "redraw": False, "link_failure": 0.0}
-    if graph in ("server", "none"):
+    if not is_graph(graph):
         raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
     return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
 

@@ -18,6 +18,7 @@ from manyheads.record import Record
 from manyheads.session import Session
 from manyheads.store import RunDirectory
 from manyheads.store.layout import CHECKPOINT, SIMILARITY
+from manyheads.topology import is_graph
 
 _CHECKPOINT_SHARE = 0.05
 _DISK_BYTES_PER_SECOND = 200e6
@@ -127,7 +128,7 @@ class Saver:
     def _describe_mixing(self) -> dict[str, Any]:
         """How fast the workers' graph mixes, and what Theorem 1 makes of it."""
         session = self.session
-        if session.experiment.graph in ("server", "none") or session.experiment.workers > _MOST_MIXED:
+        if not is_graph(session.experiment.graph) or session.experiment.workers > _MOST_MIXED:
             return {}
         return describe(session.mixing).numbers
 

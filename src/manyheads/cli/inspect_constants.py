@@ -63,6 +63,7 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     from manyheads.metrics.theorem import theorem_constants
     from manyheads.metrics.theory import at_mean
     from manyheads.saver import restore
+    from manyheads.topology import is_graph
 
     ctx, algorithm, parts = session.ctx, session.experiment.algorithm, (REPRESENTATION, HEAD)
     point = at_mean(algorithm.models(restore(session, snapshot), ctx), ctx)
@@ -78,7 +79,7 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
         ("varsigma^2", f"{varsigma:.3g}: how far the workers' gradients of the representation lie apart"),
         ("rates", f"{rates[0]:.3g} for the representation, {rates[1]:.3g} for the heads"),
     ]
-    if session.experiment.graph not in ("server", "none"):
+    if is_graph(session.experiment.graph):
         tau = max(1, algorithm.head_passes)
         lines += theorem_constants(session.mixing, lipschitz=max(curvature), tau=tau)
     return lines

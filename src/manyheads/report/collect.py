@@ -14,6 +14,7 @@ from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.store import Run
 from manyheads.store.layout import EXPERIMENT, MODEL, SIMILARITY, read_object
+from manyheads.topology import is_graph
 from manyheads.tune import FOLDER as TUNING
 
 _SIMILARITIES = ("data", "heads", "representations")
@@ -43,7 +44,7 @@ class Finished:
     @property
     def on_graph(self) -> bool:
         """Whether workers mix with neighbours: not with a server, not with nobody."""
-        return self.options["graph"] not in ("server", "none")
+        return is_graph(self.options["graph"])
 
     @cached_property
     def similarity(self) -> dict[str, np.ndarray]:

@@ -1,6 +1,6 @@
 """Who mixes with whom and with which weights: graph specs, mixing matrices by round, their checks and pictures."""
 
-from manyheads.topology.graphs import Graph, brief, parse_graph
+from manyheads.topology.graphs import Graph, brief, is_graph, parse_graph
 from manyheads.topology.layout import edges, layout
 from manyheads.topology.mixing import WEIGHTS, GraphMixing, build_mixing
 from manyheads.topology.rows import Mixing, Rows, check
@@ -18,6 +18,7 @@ __all__ = [
     "check",
     "describe",
     "edges",
+    "is_graph",
     "layout",
     "parse_graph",
     "spectral",

@@ -97,6 +97,11 @@ def parse_graph(spec: str) -> Graph:
     raise UserError(f"graph '{spec}': {family} takes {wanted}, as in '{_EXAMPLES[family]}'.")
 
 
+def is_graph(spec: str) -> bool:
+    """Whether a spec is a graph's; ``server`` and ``none`` stand in its place where an algorithm has none."""
+    return spec not in ("server", "none")
+
+
 def brief(spec: str) -> str:
     """A spec for people: of links that are named one by one, the first few."""
     return str(parse_graph(spec)) if spec.startswith("links:") else spec
