@@ -49,6 +49,21 @@ def test_functions_are_known_by_their_names_in_every_process():
     assert Experiment(loss=Smoothed()).run_id == Experiment(loss=Smoothed()).run_id
 
 
+def test_a_tensor_is_known_by_its_values_not_by_how_it_prints():
+    def loss(weight: torch.Tensor) -> dict[str, str]:
+        return Experiment(loss=partial(F.cross_entropy, weight=weight)).describe()["loss"]
+
+    weight = torch.tensor([1.0, 2.0, 1 / 3])
+    known = loss(weight)
+    torch.set_printoptions(precision=2)
+    try:
+        assert loss(weight) == loss(weight.clone().requires_grad_()) == known
+    finally:
+        torch.set_printoptions(profile="default")
+    assert loss(weight.double()) != known != loss(weight[None])
+    assert loss(torch.ones(()).expand(1)) == loss(torch.ones(1))
+
+
 class Scaled(nn.Module):
     """A net whose numbers follow from its attributes, too."""
 

@@ -54,7 +54,7 @@ def test_heads_train_at_the_runs_first_rate_in_every_pass(lab: SimpleNamespace, 
 
 def test_new_workers_whose_loss_explodes_are_told_whose_rate_it_is(lab: SimpleNamespace, tmp_path: Path) -> None:
     source = _trained(lab, tmp_path / "run", "d-psgd", head_lr=1e200, clip=0.0)
-    with pytest.raises(UserError, match=r": give the run a lower --head-lr \(now 1e\+200\), or a --clip\.$"):
+    with pytest.raises(UserError, match=r": train with a lower --head-lr \(now 1e\+200\), or a --clip\.$"):
         list(join(source, NewWorkers(workers=4), lab.cpu))
 
 

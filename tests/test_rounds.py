@@ -104,7 +104,8 @@ def test_a_loss_that_is_no_number_stops_the_run(lab, tmp_path, stream):
     with pytest.raises(UserError, match=rf"worker 2 .* round 3, phase '{stream}'") as error:
         next(steps)
     assert "\n" not in str(error.value)
-    assert ": give a lower --lr (now 0.1), or a lower --clip; the checkpoint of round 2 is kept." in str(error.value)
+    assert "train with a lower --head-lr or --lr (now 0.05 and 0.1), or a lower --clip" in str(error.value)
+    assert str(error.value).endswith("; the checkpoint of round 2 is kept.")
     assert finished == [1, 2]
     kept, _ = Checkpoints(
         runtime.out / "checkpoint", run_id=session.experiment.run_id, num_workers=4, workers=range(4)
@@ -119,7 +120,7 @@ def test_rates_that_explode_stop_the_run_before_anything_bad_is_kept(lab, tmp_pa
     experiment = lab.tiny(DPSGD(steps=1), lr=1e200, clip=0.0, rounds=3)
     runtime = dataclasses.replace(lab.cpu, out=tmp_path / "run", checkpoint_every=1)
     records: list[Record] = []
-    advice = r"give a lower --lr \(now 1e\+200\), or a --clip\.$"
+    advice = r"train with a lower --lr \(now 1e\+200\), or a --clip\.$"
     with pytest.raises(UserError, match=f"worker 0 is not a number in round 1, train loss: {advice}"):
         records.extend(train(experiment, runtime))
     assert not records

@@ -157,6 +157,6 @@ def test_weights_that_leave_nothing_to_share_are_noted(lab):
 
 
 def test_where_a_run_was_computed_is_described(lab):
-    described = open_session(lab.tiny(DePRL()), Runtime(device="cpu", threads=1, engine="loop")).describe_runtime()
+    described = open_session(lab.tiny(DePRL()), Runtime(device="cpu", threads=3, engine="loop")).describe_runtime()
     assert described["engine"] == "loop" and described["device"] == "cpu" and described["torch"] == torch.__version__
-    assert described["threads"] == 1
+    assert described["threads"] == 3

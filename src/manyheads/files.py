@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.errors import Passing, UserError
+from manyheads.tree import as_bytes
 
 _LOCK_POLL_SECONDS = 0.2
 DTYPES = {
@@ -168,9 +169,7 @@ def _ours(handle: int) -> bool:
 def _chunks(head: bytes, leaves: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
     yield head
     for leaf in leaves:
-        whole = leaf.detach().cpu().contiguous()
-        # Not reshape(-1): a single number may keep the stride of an expanded one, and can then not be seen as bytes.
-        yield whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
+        yield as_bytes(leaf)
 
 
 def _finite(value: Any) -> Any:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from manyheads.data import Dataset
+from manyheads.tree import as_bytes
 
 _SCALARS = (np.bool_, np.integer, np.floating, np.str_)
 """numpy's numbers and words that JSON can hold."""
@@ -34,7 +35,7 @@ def described(value: Any) -> Any:
         sha256 = _hash(f"{value!r}{held or ''}{settings}", [*value.parameters(), *value.buffers()])
         return {"kind": f"module {type(value).__qualname__}", "sha256": sha256}
     if isinstance(value, torch.Tensor):
-        return {"kind": "tensor", "sha256": _hash(repr(value), [value])}
+        return {"kind": "tensor", "sha256": _hash(f"{value.dtype}{list(value.shape)}", [value])}
     if isinstance(value, np.ndarray) and value.dtype != object:
         return {
             "kind": "array",
@@ -46,8 +47,7 @@ def described(value: Any) -> Any:
 def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.sha256(text.encode())
     for tensor in tensors:
-        # As bytes: numpy does not know every type.
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+        digest.update(as_bytes(tensor))
     return digest.hexdigest()
 
 

@@ -2,14 +2,13 @@
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite, nan
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.algorithms import Join
 from manyheads.algorithms.base import Log, State
 from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
@@ -35,30 +34,34 @@ def checked_loss(log: Log, round: int, session: Session) -> float:
     # NaN: the worker saw no sample. Losses that are no number come as infinity.
     check_finite(
         {f"phase '{phase}'": loss.nan_to_num(nan=0.0, posinf=torch.inf).tolist() for phase, loss in everywhere.items()},
+        log,
         round,
         session,
     )
     return float(list(everywhere.values())[-1].nanmean()) if everywhere else float("nan")
 
 
-def check_finite(losses: Mapping[str, Sequence[float | None]], round: int, session: Session) -> None:
-    """A worker whose loss is no number ends the run, before anything of the round is kept."""
+def check_finite(losses: Mapping[str, Sequence[float | None]], log: Log, round: int, session: Session) -> None:
+    """A worker whose loss is no number ends the run, before anything of the round is kept.
+
+    ``losses``: of all workers, by where they were seen.
+    """
     for where, values in losses.items():
         for worker, value in enumerate(values):
             if value is not None and not isfinite(value):
                 what = f"the loss of worker {worker} is not a number in round {round + 1}, {where}"
-                raise Diverged(f"{what}: {_advice(session)}.")
+                raise Diverged(f"{what}: {_advice(log, session)}.")
 
 
-def _advice(session: Session) -> str:
+def _advice(phases: Collection[str], session: Session) -> str:
     """What to do about rates that are too large, and what there is to go on from."""
     rates, out = session.ctx.rates, session.runtime.out
     if rates.schedule == "corollary":
         advice = f"give more --rounds, which lower the corollary's rates (now {rates.lr:g} and {rates.head_lr:g})"
-    elif isinstance(session.experiment.algorithm, Join):
-        advice = f"give the run a lower --head-lr (now {rates.head_lr:g})"
     else:
-        advice = f"give a lower --lr (now {rates.lr:g})"
+        # Which one it was is not to be seen: a phase may meet what the one before it has spoilt.
+        used = {"--head-lr" if phase == "head" else "--lr": rates.sgd(0, head=phase == "head").lr for phase in phases}
+        advice = f"train with a lower {' or '.join(used)} (now {' and '.join(f'{rate:g}' for rate in used.values())})"
     advice += f", or a {'lower ' if rates.clip else ''}--clip"
     kept = 0 if out is None else latest_round(session.folder(out) / CHECKPOINT)
     return f"{advice}; the checkpoint of round {kept} is kept" if kept else advice

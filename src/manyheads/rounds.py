@@ -165,7 +165,7 @@ def _rounds(
         record = None
         if theory or (round + 1) % runtime.eval_every == 0 or last:
             values, per_worker = measure(session, before, trained, mixed, state)
-            check_finite({"train loss": per_worker["train_loss"]}, round, session)
+            check_finite({"train loss": per_worker["train_loss"]}, log, round, session)
             if theory and start is not None:
                 values |= theory_terms(start, trained, log, ctx)
             simulated = clock.seconds if ctx.network.may_gather_private else nan

@@ -107,7 +107,7 @@ class Session:
             "machine": platform.machine(),
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "engine": self.engine,
-            "threads": torch.get_num_threads(),
+            "threads": self.runtime.threads,
             "deterministic": self.runtime.deterministic,
             "processes": self.processes.count,
         }
@@ -128,6 +128,8 @@ def open_session(
             raise UserError(f"{type(given).__name__} is no {wanted.__name__}: give manyheads.{wanted.__name__}(...).")
     device = _start(runtime)
     processes = join(runtime.timeout, device)
+    # The processes of a host share its cores.
+    runtime = replace(runtime, threads=runtime.threads or max(1, cores() // processes.local_count))
     sites = meet_sites(experiment, runtime, processes)
     own = sites.placement[processes.rank] if sites else None
     dataset = _load(experiment.data, own, runtime, progress)
@@ -147,7 +149,7 @@ def open_session(
     here = _on_device(federation, device, experiment.dtype)
     workload = _workload(experiment, model, here)
     notes = [*federation.notes, *mixing.notes]
-    engine = _engine(experiment, runtime, processes, workload, notes)
+    engine = _engine(experiment, runtime, workload, notes)
     sizes = sizes_in_sites(everyone, experiment.algorithm, network) if sites else np.array(everyone.train.sizes)
     ctx = _context(experiment, model, federation, sizes, workload, engine, network)
     # New workers, who are given constants, train heads alone and need no copies of the rest.
@@ -206,14 +208,11 @@ def _workload(experiment: Experiment, model: Split, here: Federation) -> Workloa
     )
 
 
-def _engine(
-    experiment: Experiment, runtime: Runtime, processes: Processes, workload: Workload, notes: list[str]
-) -> Engine:
+def _engine(experiment: Experiment, runtime: Runtime, workload: Workload, notes: list[str]) -> Engine:
     engine = make_engine(
         runtime.engine,
         workload,
-        # The processes of a host share its cores.
-        threads=runtime.threads or max(1, cores() // processes.local_count),
+        threads=runtime.threads,
         precision=Precision(str(experiment.precision), runtime.deterministic),
         extra_rows=experiment.algorithm.extra_rows,
         notes=notes,

@@ -76,10 +76,17 @@ def nbytes(params: Mapping[str, Tensor]) -> int:
     return sum(leaf[0].numel() * leaf.element_size() for leaf in params.values() if leaf.shape[0])
 
 
+def as_bytes(leaf: Tensor) -> memoryview:
+    """The bytes of any tensor's values, of types too that numpy does not know."""
+    whole = leaf.detach().cpu().contiguous()
+    # Not view(-1): a single number may keep the stride of an expanded one, and can then not be seen as bytes.
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
+
+
 def fingerprint(leaves: Mapping[str, Tensor]) -> str:
     """A hash of names and values."""
     digest = hashlib.sha256()
     for name, leaf in leaves.items():
         digest.update(name.encode())
-        digest.update(leaf.contiguous().numpy().data)
+        digest.update(as_bytes(leaf))
     return digest.hexdigest()[:12]

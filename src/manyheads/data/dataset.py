@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
+from manyheads.tree import as_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ class Dataset:
                 digest.update(b"none")
             else:
                 digest.update(f"{t.dtype}{list(t.shape)}".encode())
-                digest.update(t.contiguous().numpy().data)
+                digest.update(as_bytes(t))
         return digest.hexdigest()
 
     def digest(self) -> str:

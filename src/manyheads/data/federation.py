@@ -22,6 +22,7 @@ from manyheads.data.test_split import Entries, by_owner, split_test
 from manyheads.errors import UserError
 from manyheads.files import write_atomically
 from manyheads.randomness import generator
+from manyheads.tree import as_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ class Federation:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.indices().items()):
             digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-            digest.update(tensor.contiguous().numpy().data)
+            digest.update(as_bytes(tensor))
         return digest.hexdigest()
 
     def save(self, path: Path) -> None:
