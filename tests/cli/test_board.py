@@ -3,18 +3,14 @@
 import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
-from pathlib import Path
 
 import pytest
 
 from manyheads.cli import board
-from manyheads.experiment import Experiment
-from manyheads.jobs import Job, News
-from manyheads.recipes import RECIPES
+from manyheads.jobs import News
 from manyheads.record import Record
 
-EXPERIMENT = Experiment(rounds=4).complete(RECIPES["digits"])
-JOBS = [Job(EXPERIMENT, Path(name), name) for name in ("old", "good", "bad")]
+RUNS = [board.Shown(name, 4) for name in ("old", "good", "bad")]
 NEWS = [
     News(0, "finished", 4),
     News(1, "running", 1),
@@ -27,8 +23,7 @@ NEWS = [
 
 def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(board, "_PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(Job, "finished", property(lambda job: job.label == "old"))
-    assert board.follow(NEWS, JOBS, "running") == {"bad": NEWS[4]}
+    assert board.follow(NEWS, RUNS, "running", finished=1) == {"bad": NEWS[4]}
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["running  1 of 3 runs were finished before", "running  1/3 runs  5/12 rounds"]
     assert next(line for line in lines if "failed:" in line).endswith("bad: failed: it broke.")
@@ -36,11 +31,8 @@ def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("tuned", "when"), [(False, "before"), (True, "in tuning or before")])
-def test_what_was_run_in_tuning_is_said(
-    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tuned: bool, when: str
-) -> None:
-    monkeypatch.setattr(Job, "finished", property(lambda job: job.label != "bad"))
-    board.follow([], JOBS, "running", tuned=tuned)
+def test_what_was_run_in_tuning_is_said(capsys: pytest.CaptureFixture, tuned: bool, when: str) -> None:
+    board.follow([], RUNS, "running", finished=2, tuned=tuned)
     assert capsys.readouterr().out.splitlines() == [f"running  2 of 3 runs were finished {when}"]
 
 
@@ -57,7 +49,7 @@ def test_first_rounds_say_little_about_the_others(
             now += 10 if round > 1 else 1000
             yield News(1, "running", round)
 
-    board.follow(news(), JOBS[:2], "running")
+    board.follow(news(), RUNS[:2], "running")
     assert capsys.readouterr().out.splitlines() == [
         "running  0/2 runs  1/8 rounds",
         "running  0/2 runs  1:00 min left  2/8 rounds",
@@ -73,12 +65,12 @@ def test_a_score_carries_its_name(capsys: pytest.CaptureFixture, validation: boo
     values = {spec.name: 0.0 for spec in fields(Record) if spec.default is spec.default_factory is MISSING}
     scores = {"accuracy_mean": -0.25, "accuracy_validation": 0.5, "majority_floor": floor}
     record = Record(**{**values, **scores})  # pyright: ignore[reportArgumentType]
-    board.follow([News(0, "running", 4, record), News(0, "finished", 4)], JOBS[:1], "running", validation=validation)
+    board.follow([News(0, "running", 4, record), News(0, "finished", 4)], RUNS[:1], "running", validation=validation)
     assert capsys.readouterr().out.splitlines()[-1] == f"running  1/1 runs  old: {said}"
 
 
 def test_quiet(capsys: pytest.CaptureFixture) -> None:
-    assert board.follow(NEWS, JOBS, "running", quiet=True) == {"bad": NEWS[4]}
+    assert board.follow(NEWS, RUNS, "running", quiet=True) == {"bad": NEWS[4]}
     assert capsys.readouterr().out == ""
 
 
@@ -86,7 +78,7 @@ def test_live(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
-    assert board.follow(NEWS, JOBS, "running") == {"bad": NEWS[4]}
+    assert board.follow(NEWS, RUNS, "running") == {"bad": NEWS[4]}
     shown = capsys.readouterr().out
     assert "bad: failed: it broke." in shown
     assert "3/3 runs  1 failed" in shown
@@ -98,4 +90,4 @@ def test_stopped_by_hand() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match="stopped; 1 of 3 runs had ended; the same command"):
-        board.follow(news(), JOBS, "running", quiet=True)
+        board.follow(news(), RUNS, "running", quiet=True)

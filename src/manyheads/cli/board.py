@@ -4,8 +4,9 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import NamedTuple
 
-from manyheads.jobs import Job, News
+from manyheads.jobs import News
 from manyheads.terminal import FIRST_ROUND, announced, human_seconds, score, score_name
 
 _PATIENCE_SECONDS = 10.0
@@ -14,60 +15,67 @@ _PATIENCE_SECONDS = 10.0
 Tell = Callable[[News], None]
 
 
+class Shown(NamedTuple):
+    """What people see of a run beside its news."""
+
+    label: str
+    rounds: int
+
+
 def follow(
     news: Iterable[News],
-    jobs: Sequence[Job],
+    runs: Sequence[Shown],
     title: str,
     *,
+    finished: int = 0,
     validation: bool = False,
     tuned: bool = False,
     quiet: bool = False,
 ) -> dict[str, News]:
-    """Show the jobs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed.
+    """Show the runs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed.
 
-    With ``validation`` the scores shown are those on the validation split, by which rates are chosen. ``tuned``: some
-    of the jobs were done when they were.
+    ``finished`` runs were so before. With ``validation`` the scores shown are those on the validation split, by which
+    rates are chosen; ``tuned``: they have been, which took some of the runs.
     """
-    tally = _Tally(jobs, title, validation=validation)
+    tally = _Tally(runs, title, validation=validation)
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
     if not quiet and sys.stdout.isatty():
         display = _live(tally)
     elif not quiet:
-        display, news = _lines(tally, tuned), announced(news, FIRST_ROUND)
+        display, news = _lines(tally, finished, tuned), announced(news, FIRST_ROUND)
     failed = {}
     try:
         with display as tell:
             for item in news:
                 tally.take(item)
                 if item.state == "failed":
-                    failed[jobs[item.job].label] = item
+                    failed[runs[item.job].label] = item
                 tell(item)
     except KeyboardInterrupt:
-        done = f"{tally.ended} of {len(jobs)} runs had ended"
+        done = f"{tally.ended} of {len(runs)} runs had ended"
         raise KeyboardInterrupt(f"stopped; {done}; the same command continues.") from None
     return failed
 
 
 class _Tally:
-    """How far all jobs together are."""
+    """How far all runs together are."""
 
-    def __init__(self, jobs: Sequence[Job], title: str, *, validation: bool) -> None:
-        self.jobs, self.title, self.validation = jobs, title, validation
-        self.rounds = [0] * len(jobs)
-        self.scores = [""] * len(jobs)
-        self.total = sum(job.rounds for job in jobs)
+    def __init__(self, runs: Sequence[Shown], title: str, *, validation: bool) -> None:
+        self.runs, self.title, self.validation = runs, title, validation
+        self.rounds = [0] * len(runs)
+        self.scores = [""] * len(runs)
+        self.total = sum(run.rounds for run in runs)
         self.ended = self.failed = self.here = 0
         self.began = time.monotonic()
 
     def take(self, news: News) -> None:
-        job = self.jobs[news.job]
         if news.state == "running" and self.rounds[news.job]:
             # Of a run that is continued only what is done here says how fast it goes.
             self.here += news.round - self.rounds[news.job]
         elif not self.here:
             # Nor do first rounds, which prepare much.
             self.began = time.monotonic()
-        self.rounds[news.job] = job.rounds if news.state == "failed" else news.round
+        self.rounds[news.job] = self.runs[news.job].rounds if news.state == "failed" else news.round
         self.ended += news.state != "running"
         self.failed += news.state == "failed"
         if news.record is not None:
@@ -83,7 +91,7 @@ class _Tally:
         return sum(self.rounds)
 
     def __str__(self) -> str:
-        parts = [f"{self.ended}/{len(self.jobs)} runs"]
+        parts = [f"{self.ended}/{len(self.runs)} runs"]
         if self.failed:
             parts.append(f"{self.failed} failed")
         if self.here and self.done < self.total:
@@ -92,19 +100,19 @@ class _Tally:
         return "  ".join(parts)
 
     def verdict(self, news: News) -> str | None:
-        """A job's end in a line; None: it goes on, or was finished before."""
-        label = self.jobs[news.job].label
+        """A run's end in a line; None: it goes on, or was finished before."""
+        label = self.runs[news.job].label
         if news.state == "failed":
             return f"{label}: failed: {news.error}"
         return f"{label}: {self.scores[news.job]}" if news.state == "finished" and self.scores[news.job] else None
 
 
 @contextmanager
-def _lines(tally: _Tally, tuned: bool) -> Iterator[Tell]:
+def _lines(tally: _Tally, finished: int, tuned: bool) -> Iterator[Tell]:
     said = time.monotonic() - _PATIENCE_SECONDS
-    if found := sum(job.finished for job in tally.jobs):
+    if finished:
         when = "in tuning or before" if tuned else "before"
-        print(f"{tally.title}  {found} of {len(tally.jobs)} runs were finished {when}", flush=True)
+        print(f"{tally.title}  {finished} of {len(tally.runs)} runs were finished {when}", flush=True)
 
     def tell(news: News) -> None:
         nonlocal said
@@ -132,11 +140,11 @@ def _live(tally: _Tally) -> Iterator[Tell]:
         running: dict[int, TaskID] = {}
 
         def tell(news: News) -> None:
-            job = tally.jobs[news.job]
+            run = tally.runs[news.job]
             if news.state == "running":
                 if news.job not in running:
-                    running[news.job] = bar.add_task(f"  {job.label}", total=job.rounds, note="")
-                note = f"{news.round}/{job.rounds}  {tally.scores[news.job]}"
+                    running[news.job] = bar.add_task(f"  {run.label}", total=run.rounds, note="")
+                note = f"{news.round}/{run.rounds}  {tally.scores[news.job]}"
                 bar.update(running[news.job], completed=news.round, note=note)
             elif news.job in running:
                 bar.remove_task(running.pop(news.job))

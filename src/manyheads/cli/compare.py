@@ -154,11 +154,13 @@ def _run(
     jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, tuned: bool = False, quiet: bool
 ) -> "dict[str, News]":
     """Run jobs and show it; those that failed, by label."""
-    from manyheads.cli.board import follow
+    from manyheads.cli.board import Shown, follow
     from manyheads.jobs import run_jobs
 
+    shown = [Shown(job.label, job.rounds) for job in jobs]
+    finished = sum(job.finished for job in jobs)
     with closing(run_jobs(jobs, runtime)) as news:
-        return follow(news, jobs, title, validation=title == "tuning", tuned=tuned, quiet=quiet)
+        return follow(news, shown, title, finished=finished, validation=title == "tuning", tuned=tuned, quiet=quiet)
 
 
 def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":

@@ -150,10 +150,10 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
 
 def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """Make the runs that are not recorded; why some failed, by name."""
-    from manyheads.cli.board import follow
+    from manyheads.cli.board import Shown, follow
     from manyheads.files import make_folder
     from manyheads.studies.records import Records
-    from manyheads.studies.runner import Runner, as_jobs
+    from manyheads.studies.runner import Runner
 
     make_folder(args.work)
     runtime, records = _runtime(args), Records(folder)
@@ -169,8 +169,9 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
             records.pack(args.archive, made)
 
     runner = Runner(records, args.work, runtime, checkpoints=not args.no_checkpoints, kept=keep)
+    shown = [Shown(trial.name, trial.rounds) for trial in missing]
     with closing(runner.run(missing, args.budget_seconds)) as news:
-        errors = follow(news, as_jobs(missing), args.name, quiet=args.quiet)
+        errors = follow(news, shown, args.name, quiet=args.quiet)
     if left := sum(not records.have(trial) for trial in missing) - len(errors):
         print(f"{left} runs are left: the same command makes them, given the time.", flush=True)
     return {name: news.error for name, news in errors.items()}

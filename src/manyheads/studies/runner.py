@@ -165,11 +165,6 @@ class _Pace:
         return now + (self.rounds - round) * (now - began) / (round - since)
 
 
-def as_jobs(trials: Sequence[Trial]) -> list[Job]:
-    """The trials as what shows progress knows them."""
-    return [Job(replace(trial.experiment, rounds=trial.rounds), Path(trial.name), trial.name) for trial in trials]
-
-
 def _free_memory(device: torch.device) -> None:
     """Give the device back what earlier runs held: engines plan with the memory that is free."""
     gc.collect()
