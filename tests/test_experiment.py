@@ -49,11 +49,9 @@ from manyheads.recipes import RECIPES
         ({"algorithm": "deprl"}, "give one such as DePRL()"),
         ({"algorithm": DePRL}, "give one such as DePRL()"),
         ({"algorithm": DePRL(head_epochs=-1)}, "--head-epochs -1"),
-        ({"algorithm": DePRL(order="mix-trian")}, "Did you mean 'mix-train'"),  # pyright: ignore[reportArgumentType]
         ({"algorithm": DePRL(head_epochs=5, head_steps=2)}, "--head-epochs and --head-steps exclude each other"),
         ({"algorithm": DPSGD(epochs=1, steps=1)}, "--epochs and --steps exclude each other"),
         ({"algorithm": Ditto(lam=-1.0)}, "--lam -1.0"),
-        ({"algorithm": FedAvg(weighting="sample")}, "Did you mean 'samples'"),  # pyright: ignore[reportArgumentType]
     ],
 )
 def test_bad_values_are_refused_in_one_line(values, said):
@@ -61,6 +59,22 @@ def test_bad_values_are_refused_in_one_line(values, said):
         Experiment(**values)
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        (DePRL, {"order": "mix-trian"}, "Did you mean 'mix-train'"),
+        (DePRL, {"head_epochs": "two"}, "--head-epochs 'two' is of the wrong type: give int"),
+        (FedAvg, {"weighting": "sample"}, "Did you mean 'samples'"),
+        (FedAvg, {"participation": "half"}, "--participation 'half' is of the wrong type: give float"),
+        (DisPFL, {"density": None}, "--density None is of the wrong type: give float"),
+    ],
+)
+def test_an_algorithm_refuses_what_is_no_option_when_it_is_made(kind, options, said):
+    with pytest.raises(UserError) as error:
+        kind(**options)
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["eval_every", "checkpoint_every", "threads", "timeout"])

@@ -55,7 +55,7 @@ def test_a_density_of_one_keeps_everything(lab, sparsity):
     assert all(leaf.all() for name, leaf in state.params.items() if "mask" in name)
 
 
-@pytest.mark.parametrize("density", [0.0, -0.5, 1.01, float("nan")])
+@pytest.mark.parametrize("density", [0.0, -0.5, 1.01])
 def test_a_density_outside_its_range_is_refused(density):
     with pytest.raises(UserError, match=r"\(0, 1\]"):
         DisPFL(density=density)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from manyheads.algorithms import REGISTRY, FedAvg
-from manyheads.algorithms.server import server_weights
 from manyheads.errors import UserError
 
 SERVERS = [kind for kind in REGISTRY.values() if kind.server]
@@ -80,10 +79,10 @@ def test_the_part_is_of_all_workers_and_taken_from_those_present(lab):
 
 def test_weights(lab):
     ctx = lab.opened(lab.tiny(FedAvg())).ctx
-    assert server_weights(ctx, 0, "samples", 1.0).tolist() == [9, 5, 8, 7]
-    assert server_weights(ctx, 0, "uniform", 1.0).tolist() == [1, 1, 1, 1]
+    assert FedAvg().weights(0, ctx).tolist() == [9, 5, 8, 7]
+    assert FedAvg(weighting="uniform").weights(0, ctx).tolist() == [1, 1, 1, 1]
     here = ctx.participants(3, 0.5)
-    assert server_weights(ctx, 3, "samples", 0.5).tolist() == (here * [9, 5, 8, 7]).tolist()
+    assert FedAvg(participation=0.5).weights(3, ctx).tolist() == (here * [9, 5, 8, 7]).tolist()
 
 
 @pytest.mark.parametrize("kind", SERVERS)

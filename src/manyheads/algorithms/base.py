@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.checks import settle
 from manyheads.engine.batches import Source, num_batches
 from manyheads.engine.phase import SGD, Engine, Epochs, Objective, Phase, Steps
 from manyheads.errors import UserError
@@ -170,6 +171,10 @@ class Algorithm(ABC):
     """Whose model a worker is scored with."""
     weighting: Literal["samples", "uniform"] = "samples"
     """What a server weighs workers by."""
+
+    def __post_init__(self) -> None:
+        """Take its options as they are meant; checks of its own follow, and may count on numbers."""
+        settle(self)
 
     @property
     def head_passes(self) -> int:

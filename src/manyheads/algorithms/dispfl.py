@@ -62,6 +62,7 @@ class DisPFL(Algorithm):
     extra_rows: ClassVar[float] = 0.5
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_share("density", self.density)
         check_share("anneal", self.anneal, zero=True)
 

@@ -18,9 +18,9 @@ statistics.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, run_phases
+from manyheads.algorithms.base import Context, Log, State, amount, run_phases
 from manyheads.algorithms.phases import WHOLE, train_whole
-from manyheads.algorithms.server import Weighting, server_weights
+from manyheads.algorithms.server import ServerAlgorithm
 from manyheads.engine.phase import SGD, Phase
 from manyheads.tree import add_prefix, clone, select, strip_prefix
 
@@ -28,26 +28,18 @@ PERSONAL = "personal"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ditto(Algorithm):
+class Ditto(ServerAlgorithm):
     lam: float = 1.0
     """Strength of the pull towards the received global model."""
     epochs: int = 3
     """Passes over the local samples, for each of the two models."""
     steps: int | None = None
     """Mini-batch steps, instead of passes."""
-    weighting: Weighting = "samples"
-    """Whether the server weighs workers by their samples or all alike."""
-    participation: float = 1.0
-    """Part of the workers that takes part in a round."""
 
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     private: ClassVar[frozenset[str]] = frozenset({PERSONAL})
-    server: ClassVar[bool] = True
     extra_rows: ClassVar[float] = 1.0
-
-    def __post_init__(self) -> None:
-        check_share("participation", self.participation)
 
     def init(self, ctx: Context) -> State:
         params, buffers = ctx.initial.params, ctx.initial.buffers
@@ -56,8 +48,7 @@ class Ditto(Algorithm):
         )
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        rows = ctx.rows(ctx.participants(round, self.participation))
-        passes = amount(self.epochs, self.steps)
+        rows, passes = self.rows(round, ctx), amount(self.epochs, self.steps)
         received = State(select(state.params, WHOLE), select(state.buffers, WHOLE))
         shared, log = train_whole(received, round, ctx, passes, rows)
         rates = ctx.rates.sgd(round)
@@ -76,7 +67,7 @@ class Ditto(Algorithm):
         ), {**log, **more}
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
-        return ctx.average(state, WHOLE, server_weights(ctx, round, self.weighting, self.participation))
+        return self.average(state, WHOLE, round, ctx)
 
     def models(self, state: State, ctx: Context) -> State:
         return State(strip_prefix(state.params, PERSONAL), strip_prefix(state.buffers, PERSONAL))

@@ -12,32 +12,23 @@ Differences: all workers take part by default, as in DePRL's comparison (``parti
 from dataclasses import dataclass
 from typing import ClassVar
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share
+from manyheads.algorithms.base import Context, Log, State, amount
 from manyheads.algorithms.phases import WHOLE, train_whole
-from manyheads.algorithms.server import Weighting, server_weights
+from manyheads.algorithms.server import ServerAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Algorithm):
+class FedAvg(ServerAlgorithm):
     epochs: int = 3
     """Passes over the local samples."""
     steps: int | None = None
     """Mini-batch steps, instead of passes."""
-    weighting: Weighting = "samples"
-    """Whether the server weighs workers by their samples or all alike."""
-    participation: float = 1.0
-    """Part of the workers that takes part in a round."""
 
     name: ClassVar[str] = "fedavg"
     title: ClassVar[str] = "FedAvg"
-    server: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_share("participation", self.participation)
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        rows = ctx.rows(ctx.participants(round, self.participation))
-        return train_whole(state, round, ctx, amount(self.epochs, self.steps), rows)
+        return train_whole(state, round, ctx, amount(self.epochs, self.steps), self.rows(round, ctx))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
-        return ctx.average(state, WHOLE, server_weights(ctx, round, self.weighting, self.participation))
+        return self.average(state, WHOLE, round, ctx)

@@ -13,13 +13,13 @@ end; all workers take part by default.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, merge
+from manyheads.algorithms.base import Context, Log, State, amount, merge
 from manyheads.algorithms.phases import REPRESENTATION, train_alternating
-from manyheads.algorithms.server import Weighting, server_weights
+from manyheads.algorithms.server import ServerAlgorithm
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRep(Algorithm):
+class FedRep(ServerAlgorithm):
     head_epochs: int = 2
     """Passes over the local samples that move the head."""
     head_steps: int | None = None
@@ -28,10 +28,6 @@ class FedRep(Algorithm):
     """Passes over the local samples that move the representation."""
     body_steps: int | None = None
     """Mini-batch steps that move the representation, instead of passes."""
-    weighting: Weighting = "samples"
-    """Whether the server weighs workers by their samples or all alike."""
-    participation: float = 1.0
-    """Part of the workers that takes part in a round."""
     heads: Literal["same", "random"] = "same"
     """Whether all heads start equal or each is drawn by itself."""
     frozen: Literal["train", "eval"] = "train"
@@ -40,10 +36,6 @@ class FedRep(Algorithm):
     name: ClassVar[str] = "fedrep"
     title: ClassVar[str] = "FedRep"
     private: ClassVar[frozenset[str]] = frozenset({"head"})
-    server: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_share("participation", self.participation)
 
     @property
     def head_passes(self) -> int:
@@ -54,8 +46,7 @@ class FedRep(Algorithm):
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)
-        rows = ctx.rows(ctx.participants(round, self.participation))
-        return train_alternating(state, round, ctx, head, body, self.frozen, rows)
+        return train_alternating(state, round, ctx, head, body, self.frozen, self.rows(round, ctx))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
-        return ctx.average(state, REPRESENTATION, server_weights(ctx, round, self.weighting, self.participation))
+        return self.average(state, REPRESENTATION, round, ctx)

@@ -21,8 +21,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, run_phases
-from manyheads.algorithms.server import Weighting, server_weights
+from manyheads.algorithms.base import Context, Log, State, amount, run_phases
+from manyheads.algorithms.server import ServerAlgorithm
 from manyheads.engine.phase import Phase, cross_entropy
 from manyheads.errors import UserError
 from manyheads.models.split import Split
@@ -34,23 +34,15 @@ _ABSENT = -1e4
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedRoD(Algorithm):
+class FedRoD(ServerAlgorithm):
     epochs: int = 3
     """Passes over the local samples."""
     steps: int | None = None
     """Mini-batch steps, instead of passes."""
-    weighting: Weighting = "samples"
-    """Whether the server weighs workers by their samples or all alike."""
-    participation: float = 1.0
-    """Part of the workers that takes part in a round."""
 
     name: ClassVar[str] = "fedrod"
     title: ClassVar[str] = "FedRoD"
     private: ClassVar[frozenset[str]] = frozenset({"head"})
-    server: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_share("participation", self.participation)
 
     def prepare(self, model: Split) -> Split:
         return model.with_head(GENERIC, detach=frozenset({"head"}))
@@ -81,12 +73,10 @@ class FedRoD(Algorithm):
             two_losses,
             constants={"log_counts": log_counts},
         )
-        rows = ctx.rows(ctx.participants(round, self.participation))
-        return run_phases(state, [("body", phase)], round, ctx, rows)
+        return run_phases(state, [("body", phase)], round, ctx, self.rows(round, ctx))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
-        weights = server_weights(ctx, round, self.weighting, self.participation)
-        return ctx.average(state, {"representation", GENERIC}, weights)
+        return self.average(state, {"representation", GENERIC}, round, ctx)
 
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:

@@ -1,15 +1,37 @@
-"""What the parameter-server algorithms share: who takes part in a round, and with which weight."""
+"""What the parameter-server algorithms share: who takes part in a round, and what the server makes of it."""
 
-from typing import Literal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import numpy as np
+from torch import Tensor
 
-from manyheads.algorithms.base import Context
-
-Weighting = Literal["samples", "uniform"]
+from manyheads.algorithms.base import Algorithm, Context, State, check_share
 
 
-def server_weights(ctx: Context, round: int, weighting: Weighting, participation: float) -> np.ndarray:
-    """Each worker's weight in the server's average, [N]: 0 for those who take no part in the round."""
-    taking_part = ctx.participants(round, participation)
-    return taking_part * (ctx.sizes if weighting == "samples" else np.ones(len(ctx.sizes)))
+@dataclass(frozen=True, kw_only=True)
+class ServerAlgorithm(Algorithm):
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Whether the server weighs workers by their samples or all alike."""
+    participation: float = 1.0
+    """Part of the workers that takes part in a round."""
+
+    server: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("participation", self.participation)
+
+    def rows(self, round: int, ctx: Context) -> Tensor | None:
+        """Rows of the hosted workers that take part in a round; None: all of them."""
+        return ctx.rows(ctx.participants(round, self.participation))
+
+    def average(self, state: State, groups: Iterable[str], round: int, ctx: Context) -> State:
+        """Some groups of all workers become the average of those who take part."""
+        return ctx.average(state, groups, self.weights(round, ctx))
+
+    def weights(self, round: int, ctx: Context) -> np.ndarray:
+        """Each worker's weight in the average, [N]: 0 for those who take no part in the round."""
+        taking_part = ctx.participants(round, self.participation)
+        return taking_part * (ctx.sizes if self.weighting == "samples" else np.ones(len(ctx.sizes)))

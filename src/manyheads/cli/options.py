@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any
 
 from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.checks import wanted
 from manyheads.cli.parser import number, whole_number
 from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime
@@ -68,16 +69,15 @@ class Option:
 @cache
 def options_of(owner: type) -> dict[str, Option]:
     """A dataclass's fields as options. A field that no word can stand for, such as a function, is left out."""
-    docs, kinds = _field_docs(owner), get_type_hints(owner)
+    docs, takes = _field_docs(owner), wanted(owner)
     found = {}
-    for spec in fields(owner):
-        hint = kinds[spec.name]
-        parts = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        choices = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
-        kind = str if choices else next((part for part in (bool, int, float, str, Path) if part in parts), None)
+    # Its own before those it has in common with others.
+    for spec in sorted(fields(owner), key=lambda spec: spec.name not in inspect.get_annotations(owner)):
+        types, words = takes[spec.name].types, takes[spec.name].words
+        kind = str if words else next((plain for plain in (bool, int, float, str, Path) if plain in types), None)
         if kind is not None:
             default = None if spec.default is MISSING else spec.default
-            found[spec.name] = Option(spec.name, kind, choices, NoneType in parts, default, docs.get(spec.name, ""))
+            found[spec.name] = Option(spec.name, kind, words, NoneType in types, default, docs.get(spec.name, ""))
     return found
 
 
@@ -240,11 +240,16 @@ def _explained_by_algorithm(owners: Mapping[str, Option]) -> str:
 
 
 def _field_docs(owner: type) -> dict[str, str]:
-    """The string under each field of a class, which Python itself throws away."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    assert isinstance(body, ast.ClassDef)
+    """The string under each field of a dataclass and those it is made from, which Python itself throws away."""
+    bodies = [
+        ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        for kind in reversed(owner.__mro__)
+        if "__dataclass_fields__" in vars(kind)
+    ]
     return {
         field.target.id: text.value.value
+        for body in bodies
+        if isinstance(body, ast.ClassDef)
         for field, text in itertools.pairwise(body.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)

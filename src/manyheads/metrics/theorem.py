@@ -78,7 +78,7 @@ class Mixed:
 
     gap: float
     constants: TheoremConstants | None
-    """For L = 1 and tau = 2; None: the theorem does not speak of such a mixing."""
+    """None: the theorem does not speak of such a mixing."""
 
     @property
     def verdict(self) -> str:
@@ -95,14 +95,14 @@ class Mixed:
         return {"spectral_gap": self.gap, "theorem_1": self.verdict, **found}
 
 
-def describe(mixing: Mixing) -> Mixed:
+def describe(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> Mixed:
     """The spectral gap of a mixing, and the constants beside it."""
-    return Mixed(spectral(mixing).gap, of_mixing(mixing))
+    return Mixed(spectral(mixing).gap, of_mixing(mixing, lipschitz=lipschitz, tau=tau))
 
 
 def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
     """Theorem 1's constants for a mixing as (label, value) lines, the spectral gap beside them."""
-    mixed = Mixed(spectral(mixing).gap, of_mixing(mixing, lipschitz=lipschitz, tau=tau))
+    mixed = describe(mixing, lipschitz=lipschitz, tau=tau)
     gap, found = mixed.gap, mixed.constants
     if found is None:
         return [("theorem 1", "does not apply: it takes one doubly stochastic P for all rounds, in which workers mix")]
