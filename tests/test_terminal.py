@@ -28,24 +28,6 @@ def _steps(rounds: int, every: int = 1, first: int = 0):
         yield Step(k, 0.5, _record(k) if k % every == 0 or k == rounds else None)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (99_949, "99.9 kB"), (99_951, "100 kB"), (999_499, "999 kB"),
-     (999_501, "1.0 MB"), (12_345_678, "12.3 MB"), (5e9, "5.0 GB"), (2.5e15, "2500.0 TB")],
-)  # fmt: skip
-def test_human_bytes(count: float, text: str) -> None:
-    assert terminal.human_bytes(count) == text
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1:00 min"), (200, "3:20 min"),
-     (3599.6, "1:00 h"), (7500, "2:05 h")],
-)  # fmt: skip
-def test_human_seconds(seconds: float, text: str) -> None:
-    assert terminal.human_seconds(seconds) == text
-
-
 def test_facts_and_table_align() -> None:
     assert terminal.facts([("a", "1"), ("long", "2")]) == "a     1\nlong  2"
     lines = terminal.table([("x", "")], [("row", "1"), ("r", "1000")]).splitlines()

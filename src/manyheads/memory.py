@@ -5,6 +5,7 @@ from pathlib import Path
 
 from manyheads.errors import UserError
 from manyheads.tree import Params, nbytes
+from manyheads.units import human_bytes
 
 _SYSTEM = Path("/")
 """Where proc and sys are."""
@@ -37,16 +38,9 @@ def check_rows(params: Params, num_workers: int, extra_rows: float) -> None:
     if room is not None and num_workers * row * LEAST_COPIES > room:
         each = row * _USUAL_COPIES
         raise UserError(
-            f"{num_workers} workers of this model need about {in_gigabytes(num_workers * each)} of memory and this "
-            f"machine has {in_gigabytes(room)}, which is enough for about {int(room / each)}: lower --workers."
+            f"{num_workers} workers of this model need about {human_bytes(num_workers * each)} of memory and this "
+            f"machine has {human_bytes(room)}, which is enough for about {int(room / each)}: lower --workers."
         )
-
-
-def in_gigabytes(size: float) -> str:
-    """``5.4 TB``, ``135 GB``, ``44.9 MB``."""
-    if size >= 999.5e9:
-        return f"{size / 1e12:.1f} TB"
-    return f"{size / 1e9:.3g} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
 
 
 def _limits() -> Iterator[tuple[int, int]]:

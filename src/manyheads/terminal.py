@@ -11,6 +11,7 @@ from threading import Timer
 from typing import Any, TypeVar
 
 from manyheads.rounds import Step
+from manyheads.units import human_bytes, human_seconds
 
 _PATIENCE_SECONDS = 2.0
 """How long a person waits without asking what is going on, and the shortest time between two lines."""
@@ -170,27 +171,6 @@ def _left_out(values: Mapping[str, Any]) -> str:
     """The workers that a record's accuracies are no mean over, in words; empty: they are one over all."""
     count = values["workers_without_test"]
     return f"{count} worker{'s' * (count != 1)} left out" if count else ""
-
-
-def human_bytes(count: float) -> str:
-    """``12.3 MB``; decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def human_seconds(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3:20 min``, ``2:05 h``."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
 
 
 class _Pace:

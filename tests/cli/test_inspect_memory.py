@@ -40,7 +40,7 @@ def test_rows_that_the_host_does_not_hold(capsys: pytest.CaptureFixture, monkeyp
     monkeypatch.setattr("manyheads.memory.available", lambda: 10**9)
     assert main([*words, "--memory", "12"]) == 0
     found = facts(capsys.readouterr().out)
-    assert found["rows of 60 workers, 3 copies, in host memory"].endswith(" GB, and this machine has 1 GB free")
+    assert found["rows of 60 workers, 3 copies, in host memory"].endswith(" GB, and this machine has 1.0 GB free")
     assert found["workers whose rows fit into this machine's free memory"] == "5 (1.0 GB)"
     assert main(words) == 0, "without a GPU there is nothing to compare with"
     assert "5 (1.0 GB)" in capsys.readouterr().out
@@ -50,7 +50,7 @@ def test_rows_that_the_host_does_not_hold(capsys: pytest.CaptureFixture, monkeyp
     assert main(words) == 2
     error = capsys.readouterr().err
     most = found["workers whose rows fit on the device"]
-    assert "the rows of 60 workers" in error and f"its host 1 GB, which is enough for {most}: lower" in error
+    assert "the rows of 60 workers" in error and f"its host 1.0 GB, which is enough for {most}: lower" in error
     assert len(error.splitlines()) == 1
 
 

@@ -110,5 +110,5 @@ def test_the_host_must_hold_the_rows_that_the_gpu_does_not(problem, monkeypatch)
     assert choose._cuda_graphs(work, trial, Precision(), 1e6, notes) is made
     assert notes[1:-1] == [streaming] and notes[-1].startswith("the rows can take up to")
     monkeypatch.setattr(memory, "available", lambda: round(0.99 * two_copies))
-    with pytest.raises(UserError, match=r"^the rows of .* the GPU has 1\.92 GB free and its host .* for \d+: lower"):
+    with pytest.raises(UserError, match=r"^the rows of .* the GPU has 1\.9 GB free and its host .* for \d+: lower"):
         choose._cuda_graphs(work, trial, Precision(), 1e6, notes)

@@ -7,7 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from manyheads.jobs import News
-from manyheads.terminal import FIRST_ROUND, announced, human_seconds, score, score_name
+from manyheads.terminal import FIRST_ROUND, announced, score, score_name
+from manyheads.units import human_seconds
 
 _PATIENCE_SECONDS = 10.0
 """The longest time without a line where there is no live display."""

@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.experiment import Runtime
     from manyheads.initial import initial_model
     from manyheads.parts import deal, pick_device, resolve
+    from manyheads.units import human_bytes
 
     if args.memory is not None and not args.memory > 0:
         raise UserError(f"--memory {args.memory:g} is not positive: give the GB that a GPU has.")
@@ -63,10 +64,10 @@ def run(args: argparse.Namespace) -> None:
         settled = settle(plan, filled, None if args.memory else host)
         lines = [
             *describe(settled, host),
-            (f"of {terminal.human_bytes(free)} a run takes", f"at most {100 * FILLED:.0f} %"),
+            (f"of {human_bytes(free)} a run takes", f"at most {100 * FILLED:.0f} %"),
             ("workers whose rows fit on the device", f"{replace(plan, lanes=1).largest(filled):,}"),
         ]
     if host is not None:
-        most = f"{plan.workers_in(host):,} ({terminal.human_bytes(host)})"
+        most = f"{plan.workers_in(host):,} ({human_bytes(host)})"
         lines.append(("workers whose rows fit into this machine's free memory", most))
     print(terminal.facts(lines))

@@ -130,7 +130,8 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
     """The runs that are not recorded, with their time and memory."""
     from manyheads.parts import pick_device
     from manyheads.studies.cost import Costs, total
-    from manyheads.terminal import human_bytes, human_seconds, table
+    from manyheads.terminal import table
+    from manyheads.units import human_bytes, human_seconds
 
     device = pick_device(_runtime(args).device).type
     missing = records.missing(trials)

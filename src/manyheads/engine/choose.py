@@ -13,8 +13,8 @@ from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError, unknown
 from manyheads.machine import cores
-from manyheads.memory import in_gigabytes
 from manyheads.models.split import Split, needs_loop
+from manyheads.units import human_bytes
 
 ENGINES = ("auto", "loop", "batched", "cuda-graphs")
 _CHUNK_BYTES = 12 << 20
@@ -104,7 +104,7 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, extra_r
     if plan.rows_on_host:
         notes.append("the workers' rows do not fit into the GPU's memory: they stream through it from host memory.")
     if host is not None and plan.host > host:
-        sizes = f"{in_gigabytes(plan.host)}, and {in_gigabytes(host)} are free"
+        sizes = f"{human_bytes(plan.host)}, and {human_bytes(host)} are free"
         notes.append(f"the rows can take up to {sizes} on the host: lower --workers if its memory runs out.")
     return CudaGraphsEngine(
         workload,

@@ -70,10 +70,10 @@ class Processes:
         self._calls = self._beats = self._long_waits = 0
         self._found_missing: list[int] = []
         self._store_answers = True
-        self._ended = threading.Event()
+        self._ended, self._beating = threading.Event(), threading.Thread(target=self._beat, daemon=True)
         if store is not None:
             self._tell()
-            threading.Thread(target=self._beat, daemon=True).start()
+            self._beating.start()
             atexit.register(self._leave)
 
     def alone(self) -> "Processes":
@@ -269,6 +269,11 @@ class Processes:
                 self._tell()
                 self._hear()
 
+    def _fall_silent(self) -> None:
+        """Tell no more: a beat that is under way would take back what is said after it."""
+        self._ended.set()
+        self._beating.join()
+
     def _tell(self) -> None:
         assert self._store is not None
         self._beats += 1
@@ -285,6 +290,7 @@ class Processes:
 
     def _part(self) -> bool:
         assert self._store is not None
+        self._fall_silent()
         self._store.set(self._place(), _LEFT)
         # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show. A thread
         # that is still asking when Python ends would end it with an error of its own. When the first to fail ends,

@@ -22,8 +22,8 @@ from manyheads.report.numbers import (
     worker_accuracies,
 )
 from manyheads.report.pictures import Axis, Line, colour_ends
-from manyheads.terminal import human_bytes, human_seconds
 from manyheads.topology import edges, layout
+from manyheads.units import human_bytes, human_seconds
 
 _ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 _TERMS = {

@@ -6,7 +6,7 @@ from typing import Literal
 
 from manyheads.report.comparison import Comparison, shown
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor
-from manyheads.terminal import human_bytes, human_seconds
+from manyheads.units import human_bytes, human_seconds
 
 
 @dataclass(frozen=True)

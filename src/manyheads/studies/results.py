@@ -16,7 +16,7 @@ from manyheads.report.numbers import Stat, at_end, number
 from manyheads.studies.published import DATA, STAND_IN
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
-from manyheads.terminal import human_seconds
+from manyheads.units import human_seconds
 
 NOTHING = "–"
 

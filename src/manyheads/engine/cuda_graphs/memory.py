@@ -12,8 +12,9 @@ from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.stacked import stackable
 from manyheads.engine.cuda_graphs.trial import Trial, try_out
 from manyheads.errors import UserError
-from manyheads.memory import LEAST_COPIES, in_gigabytes
+from manyheads.memory import LEAST_COPIES
 from manyheads.models.split import Split, constants_of, statistics
+from manyheads.units import human_bytes
 
 _COPIES = 3
 """Of every worker's row: as a round began, as its phases leave it, as mixing makes it."""
@@ -130,12 +131,12 @@ def settle(plan: MemoryPlan, free: int, host: int | None = None) -> MemoryPlan:
     if host is not None and replace(smallest, rows_on_host=True).fits(free):
         most = max(smallest.largest(free), smallest.workers_in(host))
         raise UserError(
-            f"the rows of {plan.num_workers} workers of this model need {in_gigabytes(plan.rows)}, and the GPU has "
-            f"{in_gigabytes(free)} free and its host {in_gigabytes(host)}, which is enough for {most}: lower --workers."
+            f"the rows of {plan.num_workers} workers of this model need {human_bytes(plan.rows)}, and the GPU has "
+            f"{human_bytes(free)} free and its host {human_bytes(host)}, which is enough for {most}: lower --workers."
         )
     raise UserError(
-        f"{plan.num_workers} workers of this model need {in_gigabytes(smallest.device)} on the GPU and "
-        f"{in_gigabytes(free)} are free, which is enough for {smallest.largest(free)}: lower --workers or --batch-size."
+        f"{plan.num_workers} workers of this model need {human_bytes(smallest.device)} on the GPU and "
+        f"{human_bytes(free)} are free, which is enough for {smallest.largest(free)}: lower --workers or --batch-size."
     )
 
 
@@ -166,12 +167,12 @@ def describe(plan: MemoryPlan, host: int | None = None) -> list[tuple[str, str]]
     """The plan as pairs of a label and its value, which says so where the rows are more than ``host`` bytes there."""
     where = "host memory" if plan.rows_on_host else "device memory"
     lanes = f"{plan.lanes} workers stacked" if plan.stacked else f"{plan.lanes} slots"
-    short = f", and this machine has {in_gigabytes(host)} free" if host is not None and plan.host > host else ""
+    short = f", and this machine has {human_bytes(host)} free" if host is not None and plan.host > host else ""
     return [
-        ("one worker", in_gigabytes(plan.kept)),
-        (f"rows of {plan.num_workers} workers, {_COPIES} copies, in {where}", in_gigabytes(plan.rows) + short),
-        (f"training: {lanes}", in_gigabytes(plan.work)),
-        ("data", in_gigabytes(plan.data)),
-        ("libraries", in_gigabytes(plan.libraries)),
-        ("device memory in all", in_gigabytes(plan.device)),
+        ("one worker", human_bytes(plan.kept)),
+        (f"rows of {plan.num_workers} workers, {_COPIES} copies, in {where}", human_bytes(plan.rows) + short),
+        (f"training: {lanes}", human_bytes(plan.work)),
+        ("data", human_bytes(plan.data)),
+        ("libraries", human_bytes(plan.libraries)),
+        ("device memory in all", human_bytes(plan.device)),
     ]
