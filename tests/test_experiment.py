@@ -52,6 +52,8 @@ from manyheads.recipes import RECIPES
         ({"algorithm": DePRL(head_epochs=5, head_steps=2)}, "--head-epochs and --head-steps exclude each other"),
         ({"algorithm": DPSGD(epochs=1, steps=1)}, "--epochs and --steps exclude each other"),
         ({"algorithm": Ditto(lam=-1.0)}, "--lam -1.0"),
+        ({"algorithm": DPSGD(steps=0)}, "--steps 0 would train nothing: give more."),
+        ({"algorithm": DePRL(head_steps=0, body_epochs=0)}, "--head-steps 0 and --body-epochs 0 would train nothing"),
     ],
 )
 def test_bad_values_are_refused_in_one_line(values, said):

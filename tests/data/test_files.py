@@ -119,7 +119,8 @@ def test_without_a_network_one_line_says_what_to_put_where(home: Path, monkeypat
     message = str(caught.value)
     assert message.startswith("toys was not found and could not be downloaded (")
     assert f"put a.bin, b.bin into {home / 'data' / 'set'}" in message
-    assert f"(or set.tar.gz into {home / 'data'})" in message
+    archive = home / "data" / "set.tar.gz"
+    assert f"run curl -L --create-dirs -o {archive} https://nowhere.invalid/set.tar.gz, or" in message
     assert "Name or service not known" in message and "\n" not in message
     assert list(home.iterdir()) == []
 
@@ -137,7 +138,7 @@ def test_a_network_that_fails_on_the_way_is_not_taken_for_the_disk(
             return content
 
     monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Failing(b"half"))
-    with pytest.raises(UserError, match=rf"could not be downloaded \(.*{error.strerror or error}\): put"):
+    with pytest.raises(UserError, match=rf"could not be downloaded \(.*{error.strerror or error}\): where"):
         files.obtain("set", [archive_layout(home / "official")], home / "data", None)
     assert leftovers(home / "data") == []
 

@@ -30,6 +30,7 @@ LAYOUT = Layout(
         Download(f"{_SITE}/t10k-images-idx3-ubyte.gz", "bef4ecab320f06d8554ea6380940ec79"),
         Download(f"{_SITE}/t10k-labels-idx1-ubyte.gz", "bb300cfdad3c16e7a12a480ee83cd310"),
     ),
+    package="dataset-fashion-mnist",
 )
 DEBIAN = Path("/usr/share/datasets/fashion-mnist")
 """Where Debian's package dataset-fashion-mnist puts the files."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 import tarfile
 import urllib.error
 import urllib.request
@@ -50,6 +51,8 @@ class Layout:
     """File name -> md5 of what the file holds."""
     downloads: tuple[Download, ...]
     """The files themselves, or an archive of the folder."""
+    package: str = ""
+    """What Debian calls them."""
 
 
 def search_path(data_dir: str | Path | None) -> list[Path]:
@@ -92,18 +95,20 @@ def obtain(
             _fetch(download, layout, place, progress)
     except (OSError, HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        what = f"{', '.join(layout.md5)} into {place}"
+        what = f"put {', '.join(layout.md5)} into {place}"
+        if layout.package:
+            what = f"on Debian run apt-get install {layout.package}, or {what}"
         for archive in (download for download in layout.downloads if download.is_archive):
-            what += f" (or {archive.name} into {place.parent})"
+            fetch = shlex.join(["curl", "-L", "--create-dirs", "-o", str(place.parent / archive.name), archive.url])
+            what = f"where there is a network run {fetch}, or {what}"
         raise missing(data, f"could not be downloaded ({reason})", what) from None
     return layout, place
 
 
 def missing(data: str, why: str, what: str) -> UserError:
-    """The one line that says what to put where: ``missing("toys", "has no download", "a.bin into /data")``."""
+    """The one line that says what to do: ``missing("toys", "has no download", "put a.bin into /data")``."""
     return UserError(
-        f"{data} was not found and {why}: put {what}, "
-        "or name the folder that holds them with --data-dir or MANYHEADS_DATA."
+        f"{data} was not found and {why}: {what}, or name the folder that holds them with --data-dir or MANYHEADS_DATA."
     )
 
 

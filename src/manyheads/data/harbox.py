@@ -31,7 +31,7 @@ def load(data_dir: str | Path | None = None, *, standardised: bool = True) -> Da
     root = find(folders, FOLDER, ["1"])
     if root is None:
         why = f"has no direct download (see {_HOME_PAGE})"
-        raise missing("harbox", why, f"its user folders 1, 2, ... into {folders[0] / FOLDER}")
+        raise missing("harbox", why, f"put its user folders 1, 2, ... into {folders[0] / FOLDER}")
     train, test = _Pool(), _Pool()
     seen: set[bytes] = set()
     for folder in sorted((path for path in root.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)):

@@ -22,7 +22,7 @@ def load(data_dir: str | Path | None = None, *, standardised: bool = True) -> Da
     folder = find(folders, ".", [FILE])
     if folder is None:
         why = f"has no direct download (an npz with x [samples, {NUM_FEATURES}], y, user and split)"
-        raise missing("mobiact", why, f"{FILE} into {folders[0]}")
+        raise missing("mobiact", why, f"put {FILE} into {folders[0]}")
     found = arrays.load(folder / FILE)
     if found.input_shape != (NUM_FEATURES,):
         raise UserError(
