@@ -122,6 +122,7 @@ def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_
     again = [open_join(source, NewWorkers(workers=4, seed=seed), lab.cpu).everyone.digest() for seed in seeds]
     assert again[0] == session.everyone.digest()
     assert len(set(again)) == 3
+    assert session.experiment.seed == source.experiment.seed, "what is drawn differs, not what is said"
 
 
 def test_what_is_joined_names_the_run(lab: SimpleNamespace, tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def _check_transform(transform: Transform, experiment: Experiment, federation: F
     """Try the user's own transform on a few samples: another shape would be stretched over them all."""
     x = federation.train.x[:3].to(experiment.dtype)
     # A copy: a transform may change its inputs in place.
-    found = transform(x.clone(), generator(experiment.seed, "transform/trial"))
+    found = transform(x.clone(), generator(experiment.root, "transform/trial"))
     if not isinstance(found, Tensor) or found.shape != x.shape:
         raise UserError(
             f"the transform gives {_form(found)} for {len(x)} samples: it must give a tensor of their shape, "

@@ -22,7 +22,7 @@ from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
 from manyheads.identity import described
 from manyheads.models import Split, build
-from manyheads.randomness import torch_seed
+from manyheads.randomness import key, torch_seed
 from manyheads.recipes import Recipe, step_seconds
 
 Precision = Literal["float64", "float32", "tf32", "bf16"]
@@ -126,6 +126,12 @@ class Experiment:
         values = {spec.name: getattr(self, spec.name) for spec in fields(Recipe)}
         assert None not in values.values(), "an experiment is completed before it is used"
         return Recipe(**values)
+
+    @property
+    def root(self) -> int:
+        """What everything random is drawn from: the seed, or a number that follows from it and the algorithm."""
+        stream = self.algorithm.stream
+        return key(self.seed, stream) % 2**31 if stream else self.seed
 
     def describe(self) -> dict[str, Any]:
         """Every field as JSON; functions by their names, other objects by what they are and a hash of their content."""

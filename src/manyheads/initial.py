@@ -32,7 +32,7 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
     """The net with its first weights, a function of the seed, in the experiment's precision."""
     if 0 in federation.input_shape:
         raise UserError(f"samples of shape {list(federation.input_shape)} hold no numbers: give x with features.")
-    seed = key(experiment.seed, "weights")
+    seed = key(experiment.root, "weights")
     model = experiment.build_net(federation.input_shape, num_outputs(federation), seed=seed)
     hold_still(model)
     for name, leaf in {**model.state_dict(), **constants_of(model)}.items():

@@ -18,7 +18,6 @@ from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import place
-from manyheads.randomness import key
 from manyheads.record import Record
 from manyheads.rounds import records
 from manyheads.session import Session, open_session
@@ -101,12 +100,16 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
 def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorkers) -> Experiment:
     return replace(
         source,
-        algorithm=Join(run=source.run_id, learned=fingerprint(leaves), representation=new.representation),
+        algorithm=Join(
+            learned_by=source.algorithm.name,
+            run=source.run_id,
+            learned=fingerprint(leaves),
+            representation=new.representation,
+        ),
         data=source.data if new.data is None else new.data,
         workers=new.workers,
         split=new.split or (None if new.data is not None and is_by_worker(new.data) else source.split),
-        # A stream of its own: with the run's seed itself as many workers would hold what the run's do.
-        seed=key(source.seed if new.seed is None else new.seed, "join") % 2**31,
+        seed=source.seed if new.seed is None else new.seed,
         rounds=new.head_epochs,
         # Weights in double precision stay so; what else there is depends on the device.
         precision="float64" if source.precision == "float64" else None,

@@ -62,7 +62,7 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
         test_split=experiment.test_split,
         relabel=experiment.relabel,
         validation=experiment.validation,
-        seed=experiment.seed,
+        seed=experiment.root,
     )
     return replace(federation, content=dataset.digest() if may_change(experiment.data) else None)
 
@@ -78,7 +78,7 @@ def connect(experiment: Experiment) -> Mixing:
         redraw=experiment.redraw,
         link_failure=experiment.link_failure,
         worker_failure=experiment.worker_failure,
-        seed=experiment.seed,
+        seed=experiment.root,
         allow_row_stochastic=algorithm.row_stochastic,
     )
 

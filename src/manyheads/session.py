@@ -201,7 +201,7 @@ def _workload(experiment: Experiment, model: Split, here: Federation) -> Workloa
         model=twin(model).to(here.train.x.device),
         train=here.train,
         ids=here.ids,
-        source=Source(experiment.seed, experiment.recipe.batch_size, has_batchnorm(model)),
+        source=Source(experiment.root, experiment.recipe.batch_size, has_batchnorm(model)),
         loss=loss,
         metric=experiment.metric or (_negative(loss) if here.num_classes is None else accuracy),
         transform=experiment.transform,
@@ -244,9 +244,9 @@ def _context(
         ids=ids,
         source=workload.source,
         rounds=experiment.recipe.rounds,
-        seed=experiment.seed,
+        seed=experiment.root,
         initial=first_state(model, len(ids), engine, device),
-        random_heads=lambda: place(random_heads(model, experiment.seed, ids), engine, device),
+        random_heads=lambda: place(random_heads(model, experiment.root, ids), engine, device),
         share_statistics=experiment.norm == "shared",
     )
 

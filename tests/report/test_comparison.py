@@ -28,6 +28,15 @@ def test_options_of_an_algorithm_make_systems_of_their_own(tmp_path: Path, write
     assert labels == ["DePRL, head epochs 2", "DePRL, head epochs 10", "D-PSGD"]
 
 
+def test_new_workers_are_told_apart_by_who_taught_them_and_averaged_over_seeds(tmp_path: Path, write_run):
+    for seed, teacher in itertools.product((1, 12), ("deprl", "d-psgd")):
+        own = {"learned_by": teacher, "run": f"{teacher}{seed}", "learned": f"{seed}{teacher}"}
+        write_run(tmp_path / f"{teacher}-{seed}", "join", own, seed=seed)
+    comparison = collect(tmp_path)
+    assert [s.label for s in comparison.systems] == ["New workers, learned by d-psgd", "New workers, learned by deprl"]
+    assert [[run.seed for run in comparison.cells[i, 0]] for i in (0, 1)] == [[1, 12], [1, 12]]
+
+
 def test_a_system_need_not_have_a_run_in_every_setting(tmp_path: Path, write_run):
     for split, epochs in (("iid", 2), ("shards:2", 10)):
         write_run(tmp_path / f"{epochs}", "deprl", {"head_epochs": epochs}, split=split)

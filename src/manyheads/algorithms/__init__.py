@@ -18,12 +18,26 @@ REGISTRY: dict[str, type[Algorithm]] = {
 """Every algorithm by name. Command line, files, contract tests and the distributed test follow from it."""
 
 
+def find_algorithm(name: str) -> type[Algorithm] | None:
+    """The algorithm called ``name``, as an experiment on disk has it: one of the registry, or what new workers do.
+
+    None: one of the user's own that is not registered.
+    """
+    return Join if name == Join.name else REGISTRY.get(name)
+
+
 def get_algorithm(name: str) -> type[Algorithm]:
-    """The algorithm called ``name``, as an experiment on disk has it: one of the registry, or what new workers do."""
-    known = {**REGISTRY, Join.name: Join}
-    if name not in known:
+    """The same, where there must be one."""
+    found = find_algorithm(name)
+    if found is None:
         raise unknown("algorithm", name, REGISTRY)
-    return known[name]
+    return found
+
+
+def title_of(name: str) -> str:
+    """What people call the algorithm called ``name``."""
+    found = find_algorithm(name)
+    return name if found is None else found.title
 
 
 __all__ = [
@@ -40,5 +54,7 @@ __all__ = [
     "Join",
     "Local",
     "State",
+    "find_algorithm",
     "get_algorithm",
+    "title_of",
 ]

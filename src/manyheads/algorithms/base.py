@@ -162,6 +162,10 @@ class Algorithm(ABC):
     """Whether it is content with a P whose rows alone sum to 1."""
     uses_rounds: ClassVar[bool] = False
     """Whether a schedule of its own depends on the number of rounds."""
+    provenance: ClassVar[frozenset[str]] = frozenset()
+    """Options that say which run it builds upon: with every seed another, so that runs are compared without them."""
+    stream: ClassVar[str] = ""
+    """What its random numbers are drawn apart by from those of other runs with the seed; empty: by nothing."""
     extra_rows: ClassVar[float] = 0.0
     """What a state holds of a worker beside its net, in sizes of that: masks, a second model."""
 

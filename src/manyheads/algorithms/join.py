@@ -17,8 +17,10 @@ from manyheads.engine.phase import Epochs
 
 @dataclass(frozen=True, kw_only=True)
 class Join(Algorithm):
+    learned_by: str = ""
+    """The algorithm of the run that learned the representation."""
     run: str = ""
-    """Id of the run that learned the representation."""
+    """Id of that run."""
     learned: str = ""
     """A fingerprint of the representation itself: a run can be extended."""
     representation: Literal["own", "mean"] = "own"
@@ -27,6 +29,9 @@ class Join(Algorithm):
     name: ClassVar[str] = "join"
     title: ClassVar[str] = "New workers"
     private: ClassVar[frozenset[str]] = WHOLE
+    provenance: ClassVar[frozenset[str]] = frozenset({"run", "learned"})
+    # With the run's seed itself as many workers would hold what the run's do.
+    stream: ClassVar[str] = "join"
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_alternating(state, round, ctx, Epochs(1), Epochs(0), "train", ctx.present(round))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.cli.parser import Commands, Parser
-from manyheads.errors import UserError, flag
+from manyheads.errors import flag
 
 
 def add(commands: Commands) -> None:
@@ -25,7 +25,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.algorithms import REGISTRY
+    from manyheads.algorithms import title_of
     from manyheads.checkpoint import latest_round
     from manyheads.store import Run
     from manyheads.store.layout import CHECKPOINT
@@ -36,13 +36,12 @@ def run(args: argparse.Namespace) -> None:
     complete = summary is not None and summary["rounds"] >= description["rounds"]
     done = records[-1]["round"] if records else 0
     name = description["algorithm"]["name"]
-    title = REGISTRY[name].title if name in REGISTRY else name
-    print(headline(title, {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
+    print(headline(title_of(name), {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
     lines = [
         ("seed", str(description["seed"])),
         ("rounds", f"{done} of {description['rounds']}"),
         ("state", "complete" if complete else _unfinished(latest_round(args.directory / CHECKPOINT))),
-        *(("option", f"{flag(name)} {_shown(value)}") for name, value in _unusual(description)),
+        *_unusual(description),
     ]
     if run.damaged_lines:
         lines.append(("note", f"damaged lines of metrics.jsonl, left out: {run.damaged_lines}"))
@@ -55,25 +54,24 @@ def run(args: argparse.Namespace) -> None:
         print(f"\n{summary_table(records[-1])}")
 
 
-def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The options that are neither a default nor the data set's recipe."""
-    from manyheads.algorithms import DePRL, get_algorithm
+def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The options that are neither a default nor the data set's recipe, as (label, value) lines."""
+    from manyheads.algorithms import DePRL, find_algorithm
     from manyheads.experiment import flat
     from manyheads.parts import usual_options
 
-    try:
-        kind = get_algorithm(description["algorithm"]["name"])
-    except UserError:
-        # One that is not registered: nobody knows what is usual for it.
-        kind = DePRL
+    # Of one that is not registered nobody knows what is usual for it.
+    kind = find_algorithm(description["algorithm"]["name"]) or DePRL
     usual = usual_options(description, kind)
     if description["precision"] in ("float32", "tf32"):
         # The default of a CPU and that of a GPU.
         usual["precision"] = description["precision"]
-    said = ("algorithm", "data", "rounds", "seed")
+    # Which run new workers build upon stands in a note.
+    said = {"algorithm", "data", "rounds", "seed", *kind.provenance}
     for name, value in flat(description).items():
         if name not in said and value is not None and usual.get(name) != value:
-            yield name, value
+            # What follows from a run is nobody's option.
+            yield ("learned by", value) if name == "learned_by" else ("option", f"{flag(name)} {_shown(value)}")
 
 
 def _unfinished(checkpoint: int) -> str:

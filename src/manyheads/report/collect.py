@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from manyheads.algorithms import find_algorithm
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.store import Run
@@ -137,4 +138,8 @@ def _finished(run: Run) -> Finished | None:
     own = dict(options.pop("algorithm"))
     metrics, workers = run.metrics(), run.workers()
     last = workers[-1] if workers and workers[-1]["round"] == summary["rounds"] else {}
-    return Finished(run.path, own.pop("name"), own, options, metrics, last, summary, run.damaged_lines)
+    name = own.pop("name")
+    kind = find_algorithm(name)
+    for told in kind.provenance if kind else ():
+        own.pop(told, None)
+    return Finished(run.path, name, own, options, metrics, last, summary, run.damaged_lines)

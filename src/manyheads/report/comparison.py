@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manyheads.algorithms import REGISTRY
+from manyheads.algorithms import REGISTRY, find_algorithm, title_of
 from manyheads.compare import follow_from_data
 from manyheads.errors import UserError, flag
 from manyheads.report.collect import Finished, Found, find_runs
@@ -195,7 +195,7 @@ def slugs(labels: Iterable[str]) -> list[str]:
 
 def _open(run: Finished, name: str) -> bool:
     """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
-    if name == "weights" and run.algorithm in REGISTRY and REGISTRY[run.algorithm].row_stochastic:
+    if name == "weights" and (kind := find_algorithm(run.algorithm)) and kind.row_stochastic:
         return True
     return name in _GRAPH_OPTIONS and not run.on_graph
 
@@ -264,7 +264,7 @@ def _systems(runs: Sequence[Finished]) -> list[System]:
         mine = [run.own for run in runs if run.algorithm == algorithm]
         variants = list({json.dumps(own, sort_keys=True): own for own in mine}.values())
         names = [name for name in dict(*variants[:1]) if len({json.dumps(own.get(name)) for own in variants}) > 1]
-        title = REGISTRY[algorithm].title if algorithm in REGISTRY else algorithm
+        title = title_of(algorithm)
         for own in sorted(variants, key=lambda own: [_natural(own.get(name)) for name in names]):
             label = ", ".join([title, *(f"{words(name)} {shown(own.get(name))}" for name in names)])
             systems.append(System(label, algorithm, own))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from manyheads.algorithms import REGISTRY
+from manyheads.algorithms import find_algorithm
 from manyheads.experiment import Experiment, option_defaults
 from manyheads.parts import usual_options
 from manyheads.recipes import Recipe
@@ -38,7 +38,8 @@ def shared_options(comparison: Comparison) -> list[Option]:
 
 def own_options(system: System) -> list[Option]:
     """The options of a system's algorithm."""
-    defaults = option_defaults(REGISTRY[system.algorithm]) if system.algorithm in REGISTRY else {}
+    kind = find_algorithm(system.algorithm)
+    defaults = option_defaults(kind) if kind else {}
     return _options(system.own, defaults, system.own)
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manyheads.algorithms import REGISTRY
+from manyheads.algorithms import title_of
 from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
 from manyheads.report.drawing import Picture
@@ -112,7 +112,7 @@ def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
 
 def title(algorithm: str) -> str:
     """An algorithm's name as the paper writes it."""
-    return REGISTRY[algorithm].title
+    return title_of(algorithm)
 
 
 def percent(stat: Stat | None) -> str:
