@@ -1,11 +1,14 @@
 """A run directory is one experiment's and one process's; what is killed at any moment can be taken up again."""
 
 import errno
+import importlib.util
 import json
+import linecache
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -58,6 +61,61 @@ def test_a_damaged_experiment_is_refused(shelf: SimpleNamespace, tmp_path: Path,
     (tmp_path / "experiment.json").write_text(content)
     with shelf.refused(tmp_path, r"experiment\.json is damaged"):
         shelf.start(tmp_path)
+
+
+ALGORITHM = """
+from dataclasses import dataclass
+from manyheads.algorithms import DPSGD
+
+def scale(x, rng):
+    return x * {factor}
+
+@dataclass(frozen=True, kw_only=True)
+class Gossip(DPSGD):
+    {docstring}
+    name = "gossip"
+
+    def mix(self, state, round, ctx):
+        return {mixed}  # {comment}
+"""
+
+
+def _own_code(path: Path, name: str, **words: str) -> ModuleType:
+    """A module of the user's, as it is written at the moment."""
+    usual = {"factor": "2", "docstring": "", "mixed": "state", "comment": ""}
+    path.write_text(ALGORITHM.format(**{**usual, **words}))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("words", "whose"),
+    [
+        ({}, None),
+        ({"comment": "as it is", "docstring": '"""Nobody mixes."""'}, None),
+        ({"mixed": "super().mix(state, round, ctx)"}, "algorithm"),
+        ({"factor": "3"}, "transform"),
+    ],
+)
+def test_code_of_the_users_that_has_changed_is_refused(
+    shelf: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: dict[str, str], whose: str | None
+) -> None:
+    """Or one curve would be of two algorithms."""
+    monkeypatch.setitem(sys.modules, "own_code", ModuleType("own_code"))
+    for place, changes in enumerate(({}, words)):
+        module = _own_code(tmp_path / "own_code.py", "own_code", **changes)
+        linecache.clearcache()
+        experiment = replace(shelf.experiment, algorithm=module.Gossip(), transform=module.scale, rounds=50 + place)
+        if place and whose:
+            with pytest.raises(UserError, match=f"run was begun with other code of its {whose}: put that back, or"):
+                shelf.start(tmp_path / "run", experiment)
+        else:
+            shelf.start(tmp_path / "run", experiment)
+    kept = json.loads((tmp_path / "run" / "code.json").read_text())
+    assert kept.keys() == {"algorithm", "transform"}, "the net is the package's"
 
 
 def test_a_directory_that_is_no_run_is_left_alone(shelf: SimpleNamespace, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def build(
 def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     if isinstance(model, nn.Module):
         return model
-    factory = _factory(model) if isinstance(model, str) else model
+    factory = find_factory(model) if isinstance(model, str) else model
     name = model if isinstance(model, str) else repr(model)
     if not callable(factory):
         raise UserError(f"model '{name}' is a {type(factory).__name__}: name a function or class that gives a module.")
@@ -98,7 +98,8 @@ def _refuse_wrappers(module: nn.Module) -> None:
                 raise UserError(f"{where} is a {type(layer).__name__}, {_WRAPPERS[kind.__name__]}.")
 
 
-def _factory(spec: str) -> Callable[..., nn.Module]:
+def find_factory(spec: str) -> Callable[..., nn.Module]:
+    """What makes the net that a spec names."""
     name, colon, rest = spec.partition(":")
     if name == "mlp" and colon:
         return partial(mlp, hidden=_sizes(spec, rest))

@@ -15,6 +15,8 @@ from manyheads.record import Record
 
 EXPERIMENT = "experiment.json"
 """What is computed, complete and canonical."""
+CODE = "code.json"
+"""Hashes of the user's own code in the experiment, where there is any."""
 METRICS = "metrics.jsonl"
 """A line for every evaluated round."""
 WORKERS = "workers.jsonl"

@@ -15,9 +15,12 @@ from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, flat
 from manyheads.files import disk_errors, locked, read_tensors, sync, to_json, write_atomically, write_tensors
+from manyheads.identity import code
+from manyheads.models.registry import find_factory
 from manyheads.record import Record
 from manyheads.store.layout import (
     CHECKPOINT,
+    CODE,
     CONSTANTS,
     EXPERIMENT,
     METRICS,
@@ -175,6 +178,7 @@ class RunDirectory:
                     f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
                     " or choose another --out."
                 )
+            self._check_code(experiment)
             if self.finished(rounds) or stored["rounds"] == rounds:
                 return
             if (done := latest_round(self.path / CHECKPOINT)) > rounds:
@@ -182,7 +186,26 @@ class RunDirectory:
                     f"{self.path} has come to round {done}, beyond --rounds {rounds}: give at least {done},"
                     " or choose another --out."
                 )
+        elif found := _own_code(experiment):
+            self.save_json(CODE, found)
         write_atomically(path, experiment.to_json().encode())
+
+    def _check_code(self, experiment: Experiment) -> None:
+        """Refuse code that has changed under its name, or one curve would be of two algorithms."""
+        now = _own_code(experiment)
+        for name, begun in (read_object(self.path / CODE) or {}).items():
+            if name in now and now[name] != begun:
+                raise UserError(
+                    f"{self.path} was begun with other code of its {name}: put that back, or choose another --out."
+                )
+
+
+def _own_code(experiment: Experiment) -> dict[str, str]:
+    """Hashes of the user's own code, by the field of the experiment that holds it."""
+    held = {name: getattr(experiment, name) for name in ("algorithm", "loss", "metric", "transform")}
+    held["model"] = find_factory(experiment.model) if isinstance(experiment.model, str) else experiment.model
+    found = {name: code(value) for name, value in held.items() if value is not None}
+    return {name: known for name, known in found.items() if known is not None}
 
 
 def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
