@@ -7,6 +7,7 @@ import re
 import runpy
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -175,8 +176,16 @@ def test_readme_shows_the_example_as_it_is():
     assert (ROOT / "examples/own_model.py").read_text(encoding="utf-8") in blocks(README, "python")
 
 
-def test_design_page_runs(tmp_path, monkeypatch):
-    run_blocks(ROOT / "docs/design.md", tmp_path, monkeypatch)
+def test_design_page_runs_and_its_algorithms_are_at_home_on_the_command_line(tmp_path):
+    *shown, script = blocks(ROOT / "docs/design.md", "python")
+    (tmp_path / "my_algorithms.py").write_text("\n".join(shown), encoding="utf-8")
+    (tmp_path / "mine.py").write_text(script, encoding="utf-8")
+    few = ["--workers", "4", "--out"]
+    for words in (["train", "d-pfedme", "--pull", "2", "--rounds", "1", *few, "a"], ["join", "a", *few, "b"]):
+        command = [sys.executable, "mine.py", *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert ("D-pFedMe on digits" if words[0] == "train" else "New workers on digits") in done.stdout
 
 
 def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
