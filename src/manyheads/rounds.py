@@ -97,10 +97,14 @@ def _is_finished(session: Session, directory: RunDirectory) -> bool:
     # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
     held = directory.finished_rounds() if session.sharers.rank == 0 else 0
     finished = held >= rounds
-    if not session.processes.total(finished):
+    count = session.processes.total(finished)
+    if not count:
         return False
-    if session.sites and not finished:
-        raise UserError(f"the other sites have ended these {rounds} rounds without this one: give more --rounds.")
+    if session.sites and count < session.processes.count:
+        # All end here: torchrun lets none go before the last.
+        whose = "this site has ended" if finished else "other sites have ended"
+        others = "others have not" if finished else "this one has not"
+        raise UserError(f"{whose} these {rounds} rounds and {others}: give all of them more --rounds.")
     what = f"{held} rounds, and its result is that of the last" if held > rounds else f"these {rounds} rounds"
     session.notes.append(f"{directory.path} already holds {what}: nothing to do.")
     return True
@@ -116,8 +120,8 @@ def _take_up(session: Session, saver: Saver) -> tuple[int, State, float, float]:
         directory.keep_constants(constants_of(session.ctx.model))
     round = snapshot.round if snapshot else 0
     if sites:
-        own, round = round, max(map(int, processes.texts(str(round))))
-        sites.take_up(directory.path, session.ctx.network.workers, round, own)
+        everywhere = [*map(int, processes.texts(str(round)))]
+        round = sites.take_up(directory.path, session.ctx.network.workers, everywhere)
         session.notes.extend(sites.disturbances)
         if processes.decide(sites.overdue()):
             raise sites.given_up()

@@ -99,21 +99,22 @@ def test_a_damaged_folder_of_a_site_is_named(tmp_path: Path, content: str) -> No
 
 def test_away_for_too_long(tmp_path: Path) -> None:
     first = Sites((range(1), range(2, 3)), 3, timeout=0.2)
-    first.take_up(tmp_path, range(1), round=4, own_round=4)
+    assert first.take_up(tmp_path, range(1), [4, 4]) == 4
     assert not first.overdue()
     time.sleep(0.25)
     again = Sites((range(1), range(2, 3)), 3, timeout=0.2)
     assert not again.overdue()
-    again.take_up(tmp_path, range(1), round=6, own_round=6)
+    again.take_up(tmp_path, range(1), [6, 6])
     assert again.overdue(), "an absence is counted from its beginning, over starts"
     assert "worker 1 was away for more than 0.2 s" in str(again.given_up())
     back = Sites((range(1), range(1, 2), range(2, 3)), 3, timeout=0.2)
-    back.take_up(tmp_path, range(1), round=8, own_round=8)
+    back.take_up(tmp_path, range(1), [8, 0, 8])
     assert not back.overdue()
     assert back.disturbances == [
         "From round 5 on worker 1 was away.",
         "From round 7 on worker 1 was away.",
         "From round 9 on all workers were there again.",
+        "Worker 1 went on in round 9 with the state of round 0.",
     ]
 
 
@@ -268,12 +269,21 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
     assert sum("worker 1 was away for more than 0.001 s" in process.text() for process in late) == 1
     assert Run.open(at_site(folders[0], 2)).metrics()[-1]["round"] == last + 20, "nothing was trained"
 
+    uneven = start_together(3, PROGRAM, *words, last + 20, folders=folders)
+    assert all(process.status() for process in uneven)
+    # On one machine one of them says so for all.
+    (said,) = filter(None, (process.text() for process in uneven))
+    assert re.search(rf"(this|other) sites? ha(s|ve) ended these {last + 20} rounds and .* not: give all of them", said)
+
     for process in start_together(3, PROGRAM, *words, last + 40, folders=folders):
         assert process.status() == 0, process.text()
     back = Run.open(at_site(folders[2], 1))
     summary = back.summary()
     assert summary is not None and summary["rounds"] == last + 40
-    assert f"with its state of round {lost.round}." in summary["disturbances"][-1]
+    told = f"Worker 1 went on in round {last + 21} with the state of round {lost.round}."
+    for worker, folder in zip(ORDER, folders, strict=True):
+        everywhere = Run.open(at_site(folder, worker)).summary()
+        assert everywhere is not None and everywhere["disturbances"][-1] == told
     assert None not in back.workers()[-1]["accuracy"]
     assert json.loads((at_site(folders[0], 2) / "site.json").read_text())["away"] == {}
 

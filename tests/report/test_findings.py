@@ -46,7 +46,7 @@ def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):
             _set(run, accuracy_mean=value, majority_floor=0.5)
     assert conditions(collect(tmp_path)).endswith("10 rounds, 2 seeds (0, 1).")
     assert outcome(collect(tmp_path), 0) == (
-        "DePRL reaches 92.0 ± 1.4 %, 3.0 ± 0.0 points ahead of D-PSGD."
+        "DePRL reaches 92.0 ± 1.4 %, 3.0 points (standard error 0.0) ahead of D-PSGD."
         " Naming each worker's most frequent class would score 50.0 %."
     )
 
@@ -67,7 +67,7 @@ def test_a_lead_that_so_few_seeds_may_show_by_chance_is_called_noise(
         _set(write_run(tmp_path / f"a{seed}", "deprl", rounds=1, seed=seed), accuracy_mean=0.8 + lead)
         _set(write_run(tmp_path / f"b{seed}", "local", rounds=1, seed=seed), accuracy_mean=0.8)
     noise = "" if told_apart else f", which {len(leads)} seeds do not tell from noise"
-    assert f"points ahead of Local{noise}." in outcome(collect(tmp_path), 0)
+    assert f" ahead of Local{noise}." in outcome(collect(tmp_path), 0)
 
 
 def test_of_one_seed_no_error_is_known(tmp_path: Path, write_run):

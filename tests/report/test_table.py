@@ -3,6 +3,7 @@ from pathlib import Path
 
 from manyheads.report import table
 from manyheads.report.comparison import collect
+from manyheads.report.latex import tabular
 
 
 def test_the_table_is_sorted_marks_the_best_and_shows_the_floor(tmp_path: Path, write_run):
@@ -61,3 +62,14 @@ def test_the_best_is_marked_in_every_setting(tmp_path: Path, write_run):
             write_run(tmp_path / f"{algorithm}-{split}", algorithm, split=split, level=level)
     best = [(row.label, row.setting) for row in table.rows(collect(tmp_path)) if row.cells[0].best]
     assert best == [("DePRL", ("iid",)), ("Local", ("shards:2",))]
+
+
+def test_a_system_without_neighbours_stands_on_no_graph(tmp_path: Path, write_run):
+    for graph in ("ring", "full"):
+        write_run(tmp_path / graph, "deprl", graph=graph)
+    write_run(tmp_path / "server", "fedavg")
+    comparison = collect(tmp_path)
+    graphs = [(row.label, row.setting) for row in table.rows(comparison) if not row.floor]
+    on_graphs = [("DePRL", ("full",)), ("DePRL", ("ring",))]
+    assert sorted(graphs) == [*on_graphs, ("FedAvg", ("server",)), ("FedAvg", ("server",))]
+    assert "% The same runs in several columns, as these look at nothing that differs: FedAvg." in tabular(comparison)

@@ -27,8 +27,12 @@ class Sites:
         """What has kept this run from being the one that was asked for, a line each."""
         self._since = dict.fromkeys(self.away, time.time())
 
-    def take_up(self, folder: Path, workers: range, round: int, own_round: int) -> None:
-        """Remember from an earlier start who was away, and add what this one begins with."""
+    def take_up(self, folder: Path, workers: range, rounds: Sequence[int]) -> int:
+        """Remember from an earlier start who was away, and add what this one begins with; gives the round it does.
+
+        ``rounds``: that of the state each process has.
+        """
+        round = max(rounds)
         earlier = _kept(folder) or {"away": {}, "disturbances": []}
         self._since |= {int(who): since for who, since in earlier["away"].items() if int(who) in self._since}
         self.disturbances = earlier["disturbances"]
@@ -36,10 +40,13 @@ class Sites:
             self.disturbances.append(f"From round {round + 1} on {_were(self.away)} away.")
         elif earlier["away"]:
             self.disturbances.append(f"From round {round + 1} on all workers were there again.")
-        if own_round < round:
-            self.disturbances.append(f"This site went on in round {round + 1} with its state of round {own_round}.")
+        for behind, whose in zip(rounds, self.placement, strict=True):
+            if behind < round:
+                who = _workers(whose).capitalize()
+                self.disturbances.append(f"{who} went on in round {round + 1} with the state of round {behind}.")
         kept = {"workers": [*workers], "away": self._since, "disturbances": self.disturbances}
         write_atomically(folder / SITE, (to_json(kept, indent=2) + "\n").encode())
+        return round
 
     def overdue(self) -> bool:
         """Whether somebody has been away for too long."""

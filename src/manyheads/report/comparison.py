@@ -193,7 +193,7 @@ def slugs(labels: Iterable[str]) -> list[str]:
     return found
 
 
-def _open(run: Finished, name: str) -> bool:
+def passes_over(run: Finished, name: str) -> bool:
     """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
     if name == "weights" and (kind := find_algorithm(run.algorithm)) and kind.row_stochastic:
         return True
@@ -202,13 +202,13 @@ def _open(run: Finished, name: str) -> bool:
 
 def _values(runs: Iterable[Finished], name: str) -> list[Any]:
     """The different values of an option among the runs that look at it, numbers in their order."""
-    values = [run.options.get(name) for run in runs if not _open(run, name)]
+    values = [run.options.get(name) for run in runs if not passes_over(run, name)]
     return sorted({json.dumps(value): value for value in values}.values(), key=_natural)
 
 
 def _common(runs: Sequence[Finished], name: str) -> Any:
     """The value all runs share: that of the first run which looks at it."""
-    return next((run for run in runs if not _open(run, name)), runs[0]).options.get(name)
+    return next((run for run in runs if not passes_over(run, name)), runs[0]).options.get(name)
 
 
 def _natural(value: Any) -> tuple[str, float, str]:
@@ -225,7 +225,7 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
     values = {name: _values(runs, name) for name in names}
     for algorithm in dict.fromkeys(run.algorithm for run in runs):
         mine = [run for run in runs if run.algorithm == algorithm]
-        looked_at = [name for name in names if not all(_open(run, name) for run in mine)]
+        looked_at = [name for name in names if not all(passes_over(run, name) for run in mine)]
         have = {json.dumps([run.options.get(name) for name in looked_at]) for run in mine}
         for point in itertools.product(*(values[name] for name in looked_at)):
             if json.dumps(point) not in have:
@@ -276,4 +276,4 @@ def _is(run: Finished, system: System) -> bool:
 
 
 def _belongs(run: Finished, setting: Setting) -> bool:
-    return all(_open(run, name) or run.options.get(name) == value for name, value in setting.values.items())
+    return all(passes_over(run, name) or run.options.get(name) == value for name, value in setting.values.items())

@@ -82,10 +82,10 @@ def _lead(comparison: Comparison, setting: int, best: int) -> str:
     assert gap is not None
     error, noise = "", " (one seed: no error is known)"
     if gap.error is not None:
-        error = f" ± {comparison.score(gap.error)}"
+        error = f" (standard error {comparison.score(gap.error)})"
         beyond_chance = gap.mean > _STUDENT_T[min(gap.count, len(_STUDENT_T) + 1) - 2] * gap.error
         noise = "" if beyond_chance else f", which {gap.count} seeds do not tell from noise"
-    margin = f"{comparison.score(gap.mean)}{error}{' points' if comparison.unit else ''}"
+    margin = f"{comparison.score(gap.mean)}{' points' if comparison.unit else ''}{error}"
     ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))
     return f", {margin} ahead of {comparison.systems[second].label}{theirs if theirs != ours else ''}{noise}"
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 
+from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, majority_floor
 
@@ -67,6 +68,12 @@ def _about(comparison: Comparison) -> list[str]:
     else:
         seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         said.append(rf"Mean over {seeds} seeds; \pm is the sample deviation (n - 1) over these seeds.")
+    columns: dict[str, list[tuple[Finished, ...]]] = {}
+    for (i, _), runs in sorted(comparison.cells.items()):
+        columns.setdefault(comparison.systems[i].label, []).append(runs)
+    if alike := [label for label, found in columns.items() if len(set(found)) < len(found)]:
+        who = _escaped("; ".join(alike))
+        said.append(f"The same runs in several columns, as these look at nothing that differs: {who}.")
     if len(comparison.systems) > 1:
         said.append("Bold: the best mean of its column, which need not be significant.")
     return [f"% {line}" for line in said]

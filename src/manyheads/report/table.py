@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from manyheads.report.comparison import Comparison, shown
+from manyheads.report.collect import Finished
+from manyheads.report.comparison import Comparison, Setting, passes_over, shown
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor
 from manyheads.units import human_bytes, human_seconds
 
@@ -104,7 +105,7 @@ def rows(comparison: Comparison) -> list[Row]:
     for j, setting in enumerate(comparison.settings):
         values = tuple(shown(value) for value in setting.values.values())
         here = [
-            Row(system.label, values, tuple(_cells(comparison, i, j)))
+            Row(system.label, _settings(comparison.cells[i, j][0], setting), tuple(_cells(comparison, i, j)))
             for i, system in enumerate(comparison.systems)
             if (i, j) in comparison.cells
         ]
@@ -114,6 +115,14 @@ def rows(comparison: Comparison) -> list[Row]:
             here.append(Row("majority floor", values, (_cell(floor, comparison.score), *others), floor=True))
         found += sorted(here, key=_accuracy, reverse=True)
     return found
+
+
+def _settings(run: Finished, setting: Setting) -> tuple[str, ...]:
+    """The grid's values as they are the run's: one without neighbours is on no graph, and the same in every row."""
+    own = {name: "–" for name in setting.values if passes_over(run, name)}
+    if "graph" in own:
+        own["graph"] = shown(run.options["graph"])
+    return tuple(own.get(name, shown(value)) for name, value in setting.values.items())
 
 
 def _accuracy(row: Row) -> float:
