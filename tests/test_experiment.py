@@ -272,3 +272,11 @@ def test_the_runtime_is_no_part_of_the_id():
 def test_precision():
     assert Experiment(precision="float64").dtype == torch.float64
     assert {Experiment(precision=name).dtype for name in ("float32", "tf32", "bf16")} == {torch.float32}
+
+
+def test_names_that_are_no_text_are_refused():
+    """As a shell gives bytes that are no UTF-8."""
+    with pytest.raises(UserError, match=r"^--out 'runs/\\udcff' is no text in UTF-8: give another name\.$"):
+        Runtime(out=Path("runs/\udcff"))
+    with pytest.raises(UserError, match="^--data "):
+        Experiment(data="\udcff.npz")

@@ -60,7 +60,17 @@ def settle(owner: Any) -> None:
         elif type(value) is int and float in kind.types and int not in kind.types:
             value = float(value)
         kind.check(name, value)
+        if isinstance(value, (str, Path)):
+            _check_text(name, str(value))
         object.__setattr__(owner, name, value)
+
+
+def _check_text(name: str, text: str) -> None:
+    """Refuse what no file can be written under, nor any text hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{flag(name)} {text!a} is no text in UTF-8: give another name.") from None
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def test_bytes_are_pixels_and_floats_are_targets(tmp_path: Path) -> None:
         ({"x": X, "y": Y[:7]}, "50 samples but 7 targets"),
         ({"x": np.full((50, 4), np.nan), "y": Y}, "holds NaN"),
         ({"x": np.where(np.arange(50)[:, None] < 7, X, np.nan), "y": Y}, "holds NaN.*first in sample 7"),
+        ({"x": X, "y": np.where(np.arange(50) < 7, 0.5, np.nan)}, ": y holds NaN.*first in sample 7"),
         ({"x": np.full((50, 4), 1e200), "y": Y}, "or too large numbers .first in sample 0"),
         ({"x": X, "y": Y - 1}, "has label -1"),
         ({"x": X, "y": Y * 1000}, "label 4000 in 50 samples"),

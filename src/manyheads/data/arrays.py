@@ -240,8 +240,11 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
         raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target a sample.")
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name later
         values = torch.from_numpy(inputs.astype(np.uint8 if inputs.dtype == np.uint8 else np.float32))
-        check_finite(f"{where}: x", values)
-        return values, torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
+        wanted = torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
+    # Here samples are still counted as they were given.
+    check_finite(f"{where}: x", values)
+    check_finite(f"{where}: y", wanted)
+    return values, wanted
 
 
 def _users(where: str, user: Array, num_samples: int) -> Tensor:
