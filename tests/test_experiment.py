@@ -278,5 +278,5 @@ def test_names_that_are_no_text_are_refused():
     """As a shell gives bytes that are no UTF-8."""
     with pytest.raises(UserError, match=r"^--out 'runs/\\udcff' is no text in UTF-8: give another name\.$"):
         Runtime(out=Path("runs/\udcff"))
-    with pytest.raises(UserError, match="^--data "):
+    with pytest.raises(UserError, match=r"^--data "):
         Experiment(data="\udcff.npz")
