@@ -43,9 +43,9 @@ def not_negative(owner: object, *names: str) -> None:
 
 
 def settle(owner: Any) -> None:
-    """Numbers become Python's, floats where those are wanted, words and paths what is wanted of the two.
+    """Convert numpy's numbers to Python's, ints to floats where floats are wanted, and between words and paths.
 
-    So equal values are written alike; what does not fit is refused, NaN and infinite numbers with it.
+    So equal values are written alike. What does not fit is refused, NaN and infinite numbers too.
     """
     for name, kind in wanted(type(owner)).items():
         value = getattr(owner, name)

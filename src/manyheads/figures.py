@@ -116,7 +116,7 @@ def _title(axes: "Axes", text: str) -> None:
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:
-    """Places as near the values as can be (in squares), in the same order and at least ``gap`` apart."""
+    """Places with the least squared distance from the values, in the same order and at least ``gap`` apart."""
     order = sorted(range(len(values)), key=values.__getitem__)
     # Labels that would touch form a block, which sits where the mean of its members wants it.
     blocks: list[list[float]] = []

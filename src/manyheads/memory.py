@@ -10,9 +10,10 @@ from manyheads.units import human_bytes
 _SYSTEM = Path("/")
 """Where proc and sys are."""
 
-LEAST_COPIES, _USUAL_COPIES = 2, 3
-"""Of every worker's row: as a round began and as training or mixing makes it, without which no run gets far; and on
-their way into the run directory."""
+LEAST_COPIES = 2
+"""Of every worker's row, without which no run gets far: as a round began, and as training or mixing makes it."""
+_USUAL_COPIES = 3
+"""One more while a checkpoint is written."""
 
 
 def available() -> int | None:

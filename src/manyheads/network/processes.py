@@ -58,7 +58,7 @@ class Processes:
         self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if count > 1 else 1
         """How many of them are on this host."""
         self._machine = os.environ.get("GROUP_RANK", socket.gethostname())
-        """One of those where torchrun was started, which counts them."""
+        """The torchrun that this process belongs to, by its number among them, or else the host's name."""
         self._store, self._keeps_store = store, keeps_store
         self.tells_why = True
         """Whether the others may read what this process fails with, and not only that it does."""

@@ -63,7 +63,7 @@ def _by_label(names: Iterable[str], runs: Sequence[tuple[str, Finished]]) -> dic
 
 
 def _options(values: Mapping[str, Any], defaults: Mapping[str, Any], order: Mapping[str, Any]) -> list[Option]:
-    """Options in an order, those left out that are open and always were."""
+    """Options in an order, without those that are None by default and stayed so."""
     names = [*(name for name in order if name in values), *(name for name in values if name not in order)]
     changed = {name: name in defaults and values[name] != defaults[name] for name in names}
     return [Option(words(n), shown(values[n]), changed[n]) for n in names if changed[n] or values[n] is not None]
