@@ -3,7 +3,8 @@
 Per step and layer there is one batched product forward, one for the input gradient, and one that adds the weight
 gradient straight into the momentum buffer (or the weight): no gradient of the size of the weights is ever stored.
 The clip needs that gradient's norm all the same: with inputs x [B, in] and output gradients d [B, out] of a layer,
-|d^T x|^2 = <d d^T, x x^T>, two B x B products. The gradient is made only for batches so large that it is smaller than those.
+|d^T x|^2 = <d d^T, x x^T>, two B x B products. Only for batches so large that it is smaller than those is the
+gradient made.
 """
 
 from collections.abc import Mapping, Sequence
