@@ -134,6 +134,15 @@ def test_the_last_two_are_kept_in_the_layout_of_the_docs(tmp_path: Path) -> None
     assert latest_round(tmp_path) == 12
 
 
+def test_no_later_round_is_loaded_than_asked_for(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    for round in (4, 8):
+        save_all([checkpoints], round)
+    for at_most, expected in ((9, 8), (8, 8), (7, 4), (3, None)):
+        found, notes = checkpoints.load(at_most)
+        assert (found and found.round, notes) == (expected, [])
+
+
 def test_any_number_of_processes_goes_on_from_any_other(tmp_path: Path) -> None:
     save_all(processes(tmp_path, 4), 1)
     wire = sum(snapshot(1, workers).on_wire for workers in blocks(4))

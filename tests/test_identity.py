@@ -124,6 +124,8 @@ def around(net: nn.Module) -> nn.Module:
         (Focal, F.relu, F.gelu),
         (Focal, torch.ones(2), torch.zeros(2)),
         (Focal, np.ones(2), np.zeros(2)),
+        (Focal, np.ones((2, 3)), np.ones((3, 2))),
+        (Focal, np.zeros(2, np.int32), np.zeros(2, np.float32)),
         (Focal, partial(F.gelu, approximate="none"), partial(F.gelu, approximate="tanh")),
         *((make, nn.CrossEntropyLoss(label_smoothing=0.1), nn.CrossEntropyLoss()) for make in (Focal, Scaled)),
         (Scaled, torch.ones(2), torch.zeros(2)),
@@ -145,4 +147,7 @@ def test_objects_are_known_by_their_settings(make, one, other):
 def test_the_state_of_an_object_is_none_of_its_settings():
     assert Experiment(loss=Focal(2)).run_id == Experiment(loss=Focal(2, calls=7)).run_id
     assert Experiment(model=Scaled().train()).run_id == Experiment(model=Scaled().eval()).run_id
+    one, other = Smoothed(), Smoothed()
+    one.__dict__, other.__dict__ = {"a": 1, "b": 2}, {"b": 2, "a": 1}
+    assert Experiment(loss=one).run_id == Experiment(loss=other).run_id, "in whatever order they were set"
     assert Experiment(loss=Focal(np.complex64(2))).run_id

@@ -9,6 +9,7 @@ from torch import nn
 
 from manyheads import train
 from manyheads.algorithms import REGISTRY, DePRL, FedRep
+from manyheads.data import Dataset
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
 from manyheads.engine.local import LocalEngine
 from manyheads.errors import UserError
@@ -27,6 +28,17 @@ def test_the_first_weights_are_equal_for_all_and_a_function_of_the_seed(lab):
         assert leaf.shape[0] == 4 and (leaf == leaf[0]).all()
         assert torch.equal(leaf, two[name])
         assert not torch.equal(leaf, other[name])
+
+
+def test_a_regression_has_an_output_for_every_number_of_a_target(lab):
+    def loss(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output - y.view_as(output)).square().sum(1)
+
+    for outputs in ((), (2,)):
+        x = torch.randn(8, 6)
+        data = Dataset("plane", x, torch.randn(8, *outputs), x[:4], torch.randn(4, *outputs), None)
+        model = lab.opened(lab.tiny(DePRL(), data=data, split="iid", workers=2, loss=loss)).ctx.model
+        assert model(torch.zeros(1, 6, dtype=torch.float64)).shape == (1, *(outputs or (1,)))
 
 
 @pytest.mark.parametrize("kind", [DePRL, FedRep])

@@ -116,7 +116,7 @@ def test_processes_change_nothing_the_death_of_one_costs_one_run_and_closing_end
 
 
 def test_processes_that_die_between_two_runs_do_not_stop_the_others(lab: SimpleNamespace, tmp_path: Path) -> None:
-    jobs = _jobs(lab, tmp_path, "local", "fedavg", "deprl")
+    jobs = _jobs(lab, tmp_path, "local", "fedavg", "deprl", "d-psgd", "ditto")
     ends: dict[int, str] = {}
     for number, item in enumerate(run_jobs(jobs, TWO)):
         if number == 0:
@@ -129,7 +129,7 @@ def test_processes_that_die_between_two_runs_do_not_stop_the_others(lab: SimpleN
                 child.join()
         if item.state != "running":
             ends[item.job] = item.state
-    assert sorted(ends) == [0, 1, 2] and "failed" in ends.values()
+    assert sorted(ends) == [0, 1, 2, 3, 4] and list(ends.values()).count("failed") == 2, "each costs one run"
 
 
 def test_processes_do_not_hear_ctrl_c_from_their_first_moment_on(lab: SimpleNamespace, tmp_path: Path) -> None:
@@ -145,6 +145,21 @@ def test_processes_do_not_hear_ctrl_c_from_their_first_moment_on(lab: SimpleName
     news = list(run_jobs(_jobs(lab, tmp_path, "local", "fedavg"), TWO))
     other.join()
     assert [item.state for item in news if item.state != "running"] == ["finished", "finished"]
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "this one hears it again"
+
+
+def test_processes_share_the_cores(lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int | None, int]] = []
+
+    def processes(jobs: list[Job], waiting: list[int], runtime: Runtime, count: int) -> list[News]:
+        asked.append((runtime.threads, count))
+        return []
+
+    monkeypatch.setattr("manyheads.jobs._in_processes", processes)
+    jobs = _jobs(lab, tmp_path, "local", "fedavg", "deprl")
+    for threads in (7, 2):
+        assert list(run_jobs(jobs, replace(ONE, threads=threads))) == []
+    assert asked == [(2, 3), (1, 2)]
 
 
 def test_a_finished_run_on_a_file_that_changed_is_refused(tmp_path: Path) -> None:

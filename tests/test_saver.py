@@ -1,5 +1,6 @@
 """When a run is kept, that it is taken up as it was, and what is kept of it at its end."""
 
+import copy
 import json
 import os
 from dataclasses import replace
@@ -48,6 +49,7 @@ def test_checkpoints_take_a_twentieth_of_the_time(made):
     assert kept(saver) == 2
     saver.keep(4, state, 40.1, 0.0, None)
     assert kept(saver) == 4
+    assert saver.spent > 1, "all of them count"
 
 
 def test_checkpoints_of_a_resumed_run_take_a_twentieth_of_its_own_time(made):
@@ -92,6 +94,12 @@ def test_checkpoints_are_written_as_often_as_asked_for(made):
     assert found == [0, 0, 3, 3, 3, 6, 6]
 
 
+def test_the_last_round_is_always_kept(lab, tmp_path: Path):
+    runtime = replace(lab.cpu, out=tmp_path, checkpoint_every=2)
+    assert len(list(train(lab.tiny(DePRL(), rounds=3), runtime))) == 3
+    assert latest_round(tmp_path / "checkpoint") == 3
+
+
 def test_a_run_is_taken_up_as_it_was(made):
     saver, state = made(checkpoint_every=1)
     traffic = saver.session.ctx.network.traffic
@@ -110,17 +118,17 @@ def test_a_run_is_taken_up_as_it_was(made):
 
 def test_a_run_is_not_continued_with_another_net(lab, tmp_path: Path):
     """A factory counts by its name, whatever it makes."""
-    hidden = 4
+    first = torch.nn.Linear(6, 4)
 
     def net() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(6, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 3))
+        return torch.nn.Sequential(copy.deepcopy(first), torch.nn.ReLU(), torch.nn.Linear(first.out_features, 3))
 
     experiment, runtime = lab.tiny(DePRL(), model=net), replace(lab.cpu, out=tmp_path / "run")
     list(train(experiment, runtime))
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    hidden = 5
-    with pytest.raises(UserError, match=r"begun with another net \(representation\.0\.weight differs\)"):
-        list(train(replace(experiment, rounds=9), runtime))
+    for first in (torch.nn.Linear(6, 5), torch.nn.Linear(6, 4).requires_grad_(False)):  # noqa: B007 (the net's)
+        with pytest.raises(UserError, match=r"begun with another net \(representation\.0\.weight differs\)"):
+            list(train(replace(experiment, rounds=9), runtime))
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 

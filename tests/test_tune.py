@@ -82,6 +82,7 @@ def test_every_setting_is_tuned_once_with_the_same_grid(tmp_path: Path) -> None:
         ([0.5, 0.4, None], 0, True),
         ([0.7, 0.7, 0.7], 1, False),
         ([None, None, 0.2], 2, True),
+        ([0.0, None, None], 0, True),
         ([None, None, None], None, False),
     ],
 )
@@ -89,8 +90,8 @@ def test_choice(tmp_path: Path, scores: list[float | None], best: int | None, at
     (tuning,) = tunings(_experiments(1)[:1], (2, 0.5, 1), tmp_path)
     _pretend(tuning, scores)
     assert (tuning.scores, tuning.best, tuning.at_the_end) == (scores, best, at_the_end)
-    rates = [experiment.lr for experiment in with_rates(_experiments(1, 12)[:2], [tuning])]
-    assert rates == ([] if best is None else [(0.1, 0.2, 0.4)[best]] * 2)
+    rates = [(one.lr, one.head_lr) for one in with_rates(_experiments(1, 12)[:2], [tuning])]
+    assert rates == ([] if best is None else [((0.1, 0.2, 0.4)[best],) * 2] * 2)
 
 
 def test_the_chosen_run_moves_to_its_place(tmp_path: Path) -> None:
@@ -154,6 +155,19 @@ def test_tries_with_another_seed_are_no_part_of_the_last_tuning(tmp_path: Path) 
     }
     _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.1}, 3).settle(tmp_path)
     assert _places(tmp_path)["deprl", 2, 0.2] == BEFORE, "nobody asked for this seed"
+
+
+def test_a_seed_that_was_run_before_stays_in_the_comparison(tmp_path: Path) -> None:
+    _comparison(tmp_path)
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle(tmp_path)
+    assert _places(tmp_path)["deprl", 12, 0.2] == "."
+
+
+def test_both_rates_are_chosen(tmp_path: Path) -> None:
+    other = replace(_experiments(1)[0], head_lr=0.4)
+    _made(tmp_path / directory_name(other), other)
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle(tmp_path)
+    assert (tmp_path / BEFORE / directory_name(other)).exists()
 
 
 @pytest.mark.parametrize("done", range(3))

@@ -153,11 +153,13 @@ def test_random_regrowth_keeps_the_largest_and_is_drawn_anew(lab):
         trained, _ = kind.local(start, round, session.ctx)
         name = "representation.fc1.weight"
         size, mask = trained.params[name].flatten(1).abs(), masks(trained, "mask")[name].flatten(1)
-        kept = int(masks(start, "shared_mask")[name][0].sum())
+        before = masks(start, "shared_mask")[name].flatten(1)
+        kept = int(before[0].sum())
         stay = kept - ceil(0.5 / 2 * (1 + cos(pi * round / 4)) * kept)
         for worker in range(4):
             assert mask[worker][size[worker].topk(stay).indices].all()
             assert int(mask[worker].sum()) == kept
+            assert not torch.equal(mask[worker], before[worker]), "what was drawn first does not grow back"
         grown += [tuple(mask[worker].tolist()) for worker in range(4)]
     assert len(set(grown)) == 8
 

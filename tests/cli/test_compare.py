@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -54,10 +55,11 @@ def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture, request: 
     for path in Path("all").glob("deprl-*"):
         assert path.name == f"deprl-{Run.open(path).experiment.run_id}"
     table = [line for line in lines if " ± " in line or "majority floor" in line]
-    for graph in ("full", "ring"):
-        rows = [line for line in table if f" {graph} " in line]
-        assert sorted(row.split()[0] for row in rows) == ["DePRL", "FedAvg", "Local", "majority"]
-        assert "*" in max(rows, key=lambda row: float(row.split(graph)[1].split()[0]))
+    for graph, rows in (("full", table[:4]), ("ring", table[4:8])):
+        own = {"DePRL": graph, "FedAvg": "server", "Local": "none", "majority floor": graph}
+        found = [re.split(r" {2,}", row)[:2] for row in rows]
+        assert dict(found) == own
+        assert "*" in max(rows, key=lambda row: float(re.findall(r"\d+\.\d", row)[0]))
     assert any("standard error" in line for line in lines)
 
     before = _runs("all")

@@ -132,6 +132,7 @@ def test_take_moves_whole_workers(digits: Dataset) -> None:
     taken = federation.take([4, 1])
     assert taken.ids == (4, 1) and taken.num_workers == 6
     assert entries(taken.train) == [entries(federation.train)[4], entries(federation.train)[1]]
+    assert entries(taken.validation) == [entries(federation.validation)[4], entries(federation.validation)[1]]
     assert entries(taken.test)[1] == entries(federation.test)[1]
     assert torch.equal(taken.class_counts, federation.class_counts[[4, 1]])
     assert taken.digest() != federation.digest()
@@ -157,6 +158,12 @@ def test_a_saved_partition_says_who_holds_what(digits: Dataset, tmp_path: Path, 
         assert (f"{part}.weight" in tensors) == (shards.weight is not None)
     made.save(tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("num_classes", [256, 257])
+def test_every_class_has_a_name_of_its_own_in_a_saved_partition(toy: Make, num_classes: int) -> None:
+    made = federate(toy([2] * num_classes, [1] * num_classes), workers=3, split="iid", seed=1)
+    assert torch.equal(made.indices()["train.y"].long(), made.train.y)
 
 
 def test_the_fingerprint_of_own_data_is_saved_with_them(digits: Dataset, tmp_path: Path) -> None:

@@ -162,12 +162,33 @@ def test_a_hopeless_draw_is_topped_up_and_says_so(toy: Make) -> None:
     assert np.abs(partition.share * 5460 - counts).max() < 2
 
 
+def test_of_hopeless_draws_the_one_that_came_closest_is_topped_up(toy: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = toy([200] * 5, [10] * 5)
+
+    def num_moved(redraws: int) -> int:
+        monkeypatch.setattr("manyheads.data.partition._REDRAWS", redraws)
+        (note,) = draw_partition(data, Dirichlet(0.01), 20, seed=1).notes
+        return int(note.split("redraws: ")[1].split()[0])
+
+    assert num_moved(100) < num_moved(0)
+
+
+def test_only_an_eighth_of_an_even_part_is_asked_of_a_draw(toy: Make) -> None:
+    data = toy([40] * 3, [4] * 3)
+    for seed in range(5):
+        partition = draw_partition(data, Dirichlet(1.0), 12, seed)
+        assert partition.notes == () and 2 <= np.bincount(partition.owner).min() < 10
+
+
 def test_shards_give_each_worker_few_classes(toy: Make) -> None:
     data = toy([100] * 10, [10] * 10)
     owner = draw_partition(data, LabelShards(2), 50, seed=1).owner
     assert np.bincount(owner).tolist() == [20] * 50
     counts = np.bincount(data.y_train.numpy() * 50 + owner, minlength=500).reshape(10, 50)
     assert (counts > 0).sum(0).max() <= 2
+    other = draw_partition(data, LabelShards(2), 50, seed=2).owner
+    again = np.bincount(data.y_train.numpy() * 50 + other, minlength=500).reshape(10, 50)
+    assert not np.array_equal(counts, again), "which classes a worker has is drawn"
 
 
 def test_natural_gives_every_user_its_own_worker(toy: Make) -> None:
@@ -193,8 +214,8 @@ def test_splits_that_the_data_cannot_serve(toy: Make, regression: Dataset) -> No
         draw_partition(data, Iid(), 11, 1)
     with pytest.raises(UserError, match="0 workers: ask for at least 1"):
         draw_partition(data, Iid(), 0, 1)
-    with pytest.raises(UserError, match="shards:3 needs 12 train samples for 4 workers, toy has 10"):
-        draw_partition(data, LabelShards(3), 4, 1)
+    with pytest.raises(UserError, match="shards:3 needs 12 train samples for 4 workers, toy has 11"):
+        draw_partition(toy([5, 6], [2, 2]), LabelShards(3), 4, 1)
     with pytest.raises(UserError, match="natural needs a data set with users, toy has none"):
         draw_partition(data, Natural(), 2, 1)
     with pytest.raises(UserError, match="4 workers for the 3 users of toy"):

@@ -219,23 +219,32 @@ def test_unusual_nets_agree(problem, phase, net, update):
         assert_agree(engine.fit(p.params, p.buffers, asked, 1), expected, TOLERANCE[torch.float64])
 
 
-@pytest.mark.parametrize("update", [HEAD | BODY, HEAD], ids=["joint", "head"])
-def test_a_transform_of_the_inputs(small, phase, update):
-    """It is drawn once per worker and step, whichever engine asks."""
-    kinds, p = small("mlp")
+@pytest.mark.parametrize(("net", "change"), [("mlp", "joint"), ("mlp", "head"), ("dnn", "head"), ("dnn", "head-eval")])
+def test_a_transform_of_the_inputs(small, phase, net, change):
+    """It is drawn once per worker and step, whichever engine asks; no features are kept for a phase."""
+    kinds, p = small(net)
+    asked = phase(**CHANGES[change](p))
+
+    drawn: list[float] = []
 
     def noisy(x: Tensor, rng) -> Tensor:
-        return x + torch.from_numpy(rng.standard_normal(x.shape))
+        noise = torch.from_numpy(rng.standard_normal(x.shape))
+        drawn.append(float(noise.flatten()[0]))
+        return x + noise
 
-    plain = fits(p, phase(update=update), ("loop",))[0]
+    plain = fits(p, asked, ("loop",))[0]
     p = replace(p, work=replace(p.work, transform=noisy))
-    expected, *others = fits(p, phase(update=update), kinds)
+    expected, *others = fits(p, asked, kinds)
     assert not torch.equal(expected.loss, plain.loss)
     for fit in others:
         assert_agree(fit, expected, TOLERANCE[torch.float64])
     beside = p.take([3, 1])
-    (fit,) = fits(beside, phase(update=update), ("loop",))
+    (fit,) = fits(beside, asked, ("loop",))
     assert torch.equal(fit.loss, expected.loss[[3, 1]])
+    drawn.clear()
+    for round in (0, 1):
+        p.engine("loop").fit(p.params, p.buffers, asked, round)
+    assert len(set(drawn)) == len(drawn) > 0, "anew for every worker, round and step"
 
 
 @hypothesis.settings(max_examples=20, deadline=None)

@@ -80,6 +80,15 @@ def test_only_what_is_a_chain_runs_as_one(problem, phase, layer):
         torch.testing.assert_close(engine.fit(p.params, p.buffers, phase(), 0).loss, loss, rtol=1e-10, atol=1e-10)
 
 
+def test_a_net_with_a_hook_on_the_way_back_is_no_chain(problem):
+    def net(input_shape, num_outputs):
+        second = nn.Linear(8, 8)
+        second.register_full_backward_hook(lambda module, inputs, outputs: (2 * inputs[0],))
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), second, nn.ReLU(), nn.Linear(8, num_outputs))
+
+    assert make_engine("auto", problem(net).work).name == "loop"
+
+
 @pytest.mark.parametrize(
     ("net", "reason"),
     [(noisy, "representation.2 draws its own random numbers"), ("centred", "a sample's output depends on the others")],

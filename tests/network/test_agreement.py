@@ -1,5 +1,6 @@
 """What processes compare before they begin; how those that differ end is in ``test_failures``."""
 
+import json
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,32 @@ def test_weights_are_compared_whatever_numbers_they_are(lab, value):
     compare_weights(_two(lambda own: own), model)
     with pytest.raises(UserError, match=r"the net of process 1 .* process 0 \(representation.0.bias differs\)"):
         compare_weights(_two(lambda own: own.replace(value, "1.0")), model)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "other"),
+    [
+        ("rounds", 2, 3),
+        ("head_epochs", 2, 3),
+        ("engine", "auto", "loop"),
+        ("eval_every", "1", "2"),
+        ("theory_every", "0", "1"),
+        ("checkpoint_every", "None", "5"),
+        ("deterministic", "False", "True"),
+        ("out", "None", "run"),
+    ],
+)
+def test_every_option_is_compared(lab, name, own, other):
+    experiment = lab.tiny(DePRL())
+    two = _two(lambda text: json.dumps({**json.loads(text), name: other}))
+    with pytest.raises(UserError, match=f"process 1 was started with {name} {other}, process 0 with {name} {own}: "):
+        compare(two, experiment, Runtime(), experiment.data, in_sites=False)
+
+
+def test_versions_are_compared(lab):
+    experiment = lab.tiny(DePRL())
+    with pytest.raises(UserError, match=r"process 1 was started with version 0.* process 0 with version .* with torch"):
+        compare(_two(lambda own: own.replace("with torch", "")), experiment, Runtime(), experiment.data, in_sites=False)
 
 
 def test_processes_that_hold_different_arrays_are_told_of_sites(lab):

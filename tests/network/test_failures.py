@@ -57,7 +57,7 @@ def test_the_workers_of_all_processes_share_a_hosts_memory(start_together, tmp_p
     (tmp_path / "small.py").write_text(SMALL)
     words = (*TRAIN, "--rounds", 1, "--out", tmp_path / "run")
     together = start_together(2, tmp_path / "small.py", 2, *words)
-    assert "5 workers of this model need about 0.0366 MB of memory" in only_line(together)
+    assert "5 workers of this model need about 36.6 kB of memory" in only_line(together)
     assert not (tmp_path / "run").exists()
     for process in start_together(2, tmp_path / "small.py", 1, *words):
         assert process.status() == 0, process.text()

@@ -75,6 +75,15 @@ def test_what_a_record_does_not_show_is_run_again(made: tuple[Trial, Path], tmp_
     assert not records.have(replace(trial, experiment=other.experiment, label=trial.name))
 
 
+def test_rounds_and_terms_that_were_not_measured_are_run_again(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    trial = QUICK.trial("deprl", "digits", 0.3, seed=1, rounds=6, every=3)
+    records = Records(tmp_path)
+    records_lab.write(records, trial)
+    assert records.have(trial) and records.have(replace(trial, every=6))
+    assert not records.have(replace(trial, every=1))
+    assert not records.have(replace(trial, theory=True))
+
+
 @pytest.mark.parametrize("content", ["{", "{}", None])
 @pytest.mark.parametrize("file", ["summary.json", "experiment.json"])
 def test_a_damaged_record_is_none(made: tuple[Trial, Path], tmp_path: Path, file: str, content: str | None) -> None:
@@ -96,7 +105,8 @@ def test_a_record_of_which_something_is_lost_is_none(made: tuple[Trial, Path], t
     records = Records(tmp_path)
     kept = records.keep(path, trial) / file
     whole = kept.read_bytes()
-    for content in (b"", whole[:-3], whole[: whole.rindex(b"\n", 0, -1) + 1] if b"\n" in whole[:-1] else b"[]\n"):
+    shorter = whole[: whole.rindex(b"\n", 0, -1) + 1] if b"\n" in whole[:-1] else b"[]\n"
+    for content in (b"", whole[:-3], shorter, b"x" + whole):
         kept.write_bytes(content)
         assert not records.have(trial)
         assert records.read(trial) is None
@@ -107,7 +117,7 @@ def test_a_record_of_which_something_is_lost_is_none(made: tuple[Trial, Path], t
 
 
 def test_long_runs_are_thinned_to_their_last_round(tmp_path: Path, records_lab: SimpleNamespace) -> None:
-    trial = QUICK.trial("deprl", "digits", 0.3, seed=1, rounds=1001, every=1)
+    trial = QUICK.trial("deprl", "digits", 0.3, seed=1, rounds=1001, every=1, theory=True)
     source = Records(tmp_path / "source")
     records_lab.write(source, trial)
     # Of a run directory only the partition is missing.
@@ -121,6 +131,8 @@ def test_long_runs_are_thinned_to_their_last_round(tmp_path: Path, records_lab: 
     assert len(rounds) <= 100
     assert rounds[-1] == 1001
     assert found.summary["evaluated_rounds"] == 1001
+    means = sum(1 / round for round in range(1, 1002)) / 1001
+    assert found.summary["mean_theory_m"] == pytest.approx(means, rel=1e-5), "over all rounds, not those that are left"
 
 
 def test_packed_and_unpacked_records_are_the_same(tmp_path: Path, records_lab: SimpleNamespace) -> None:

@@ -77,10 +77,36 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     assert (last[3:6], float(last[6])) == (["growing", "32", "4"], 0.5)
 
 
-def test_a_measure_that_never_falls_has_no_target(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+def test_the_target_is_the_lowest_value_that_all_come_to(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    """The made-up loss of round k is 1 / k, and twice that with 4 workers."""
     records = Records(tmp_path)
     for trial in without_repeats(get_study("speedup").grid(QUICK)):
         records_lab.write(records, trial)
+        if trial.place["workers"] == 4:
+            metrics = records.path(trial) / "metrics.jsonl"
+            rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+            higher = [{**row, "train_loss": 2 * row["train_loss"]} for row in rows]
+            metrics.write_text("".join(json.dumps(row) + "\n" for row in higher))
+    get_study("speedup").write(QUICK, records, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "speedup.csv").read_text().splitlines()))
+    found = {
+        (int(row["workers"]), float(row["target"]), float(row["rounds"]))
+        for row in rows
+        if row["measure"] == "train loss" and row["rates"] == "equal"
+    }
+    last = QUICK.rounds
+    assert found == {(4, 2 / last, last), *((count, 2 / last, last / 2) for count in (8, 16, 32))}
+
+
+@pytest.mark.parametrize("rising_with", [(4, 8, 16, 32), (8,)])
+def test_a_measure_that_some_never_bring_down_has_no_target(
+    tmp_path: Path, records_lab: SimpleNamespace, rising_with: tuple[int, ...]
+) -> None:
+    records = Records(tmp_path)
+    for trial in without_repeats(get_study("speedup").grid(QUICK)):
+        records_lab.write(records, trial)
+        if trial.place["workers"] not in rising_with:
+            continue
         metrics = records.path(trial) / "metrics.jsonl"
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
         rising = [{**row, "theory_grad_phi": float(row["round"])} for row in rows]

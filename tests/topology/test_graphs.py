@@ -105,6 +105,15 @@ def test_sparse_random_graphs_are_drawn_until_connected():
         assert nx.is_connected(as_networkx(links).to_undirected())
 
 
+def test_a_graph_that_is_seldom_connected_is_refused_at_once_or_drawn_for_long():
+    """In round 0 nothing is lost; later a run would be."""
+    seldom = Graph("random", 0.07)
+    with pytest.raises(UserError, match="no connected graph in 100 draws"):
+        draw_links(seldom, 12, seed=4)
+    links = draw_links(seldom, 12, seed=4, round=1)
+    assert connected(12, links.receiver, links.sender)
+
+
 def test_the_density_of_random_graphs_is_their_probability():
     links = draw_links(Graph("random", 0.25), 300, seed=1)
     assert len(links.receiver) / (300 * 299) == pytest.approx(0.25, abs=0.01)

@@ -181,6 +181,13 @@ def test_redraw_gives_another_graph_each_round_and_the_same_one_twice(graph):
     assert np.array_equal(static.rows(3).dense(), static.rows(0).dense())
 
 
+def test_redrawn_undirected_graphs_are_connected_in_every_round():
+    mixing = build_mixing("random:0.25", 8, redraw=True)
+    for round in range(20):
+        matrix = mixing.rows(round).dense()
+        assert (np.linalg.matrix_power(matrix, 8) > 0).all(), round
+
+
 def test_redrawn_in_neighbours_need_not_be_connected_in_one_round():
     mixing = build_mixing("in-neighbours:1", 30, redraw=True, weights="uniform")
     assert (np.diff(mixing.rows(0).offsets) == 2).all()
