@@ -4,7 +4,7 @@ from pathlib import Path
 
 from manyheads.report import write
 from manyheads.report.comparison import collect
-from manyheads.report.rates import tried
+from manyheads.report.rates import at_the_end, tried
 
 
 def score(path: Path, value: float | None) -> None:
@@ -27,11 +27,14 @@ def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run
         ("DePRL", 0.1, 0.05, 0.7, False),
         ("DePRL", 0.2, 0.1, 0.9, True),
         ("DePRL", 0.4, 0.2, 0.8, False),
+        ("DePRL", 0.8, 0.4, None, False),
     ]
+    assert at_the_end(tried(comparison)) == []
     page = write(comparison).read_text()
-    assert "Rates that were tried" in page and "90.0<span" in page
+    assert "Rates that were tried" in page and "90.0<span" in page and ">failed<" in page
+    assert "may lie beyond" not in page
     lines = list(csv.DictReader((tmp_path / "csv" / "rates.csv").read_text().splitlines()))
-    assert [line["chosen"] for line in lines] == ["False", "True", "False"]
+    assert [line["chosen"] for line in lines] == ["False", "True", "False", "False"]
 
 
 def test_tunings_before_the_last_are_left_out(tmp_path: Path, write_run):
@@ -39,7 +42,10 @@ def test_tunings_before_the_last_are_left_out(tmp_path: Path, write_run):
         score(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed, lr=0.2), 0.9)
         score(write_run(tmp_path / "tuning" / f"{seed}", "deprl", seed=seed, lr=0.4), 0.8)
     score(write_run(tmp_path / "tuning" / "earlier" / "a", "deprl", seed=1, lr=0.1), 0.95)
-    assert [(one.lr, one.chosen) for one in tried(collect(tmp_path))] == [(0.2, True), (0.4, False)]
+    comparison = collect(tmp_path)
+    assert [(one.lr, one.chosen) for one in tried(comparison)] == [(0.2, True), (0.4, False)]
+    assert at_the_end(tried(comparison)) == ["DePRL"]
+    assert "so that better ones may lie beyond: DePRL." in write(comparison).read_text()
 
 
 def test_rates_that_were_given_were_not_chosen(tmp_path: Path, write_run):

@@ -107,9 +107,9 @@ def find_runs(folder: Path) -> Found:
 
 
 def rejected(folder: Path) -> list[Finished]:
-    """The finished runs whose rates were not chosen when the comparison in a folder was tuned."""
-    found = (_finished(Run.open(path)) for path in _run_folders(folder / TUNING))
-    return [run for run in found if run is not None]
+    """The runs whose rates were not chosen when the comparison in a folder was tuned; failed ones have no summary."""
+    runs = map(Run.open, _run_folders(folder / TUNING))
+    return [_finished(run) or _as_compared(run, {}) for run in runs]
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
@@ -134,10 +134,14 @@ def _finished(run: Run) -> Finished | None:
     summary = run.summary()
     if summary is None or summary["rounds"] < run.description["rounds"]:
         return None
+    return _as_compared(run, summary)
+
+
+def _as_compared(run: Run, summary: dict[str, Any]) -> Finished:
     options = dict(run.description)
     own = dict(options.pop("algorithm"))
     metrics, workers = run.metrics(), run.workers()
-    last = workers[-1] if workers and workers[-1]["round"] == summary["rounds"] else {}
+    last = workers[-1] if workers and workers[-1]["round"] == summary.get("rounds") else {}
     name = own.pop("name")
     kind = find_algorithm(name)
     for told in kind.provenance if kind else ():

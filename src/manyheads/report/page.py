@@ -62,7 +62,7 @@ def _render(
     # Whatever comes from a file of a run is escaped; only the package's own style, script and pictures are not.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((folder / "page.html").read_text(encoding="utf-8"))
-    summaries = [run.summary for run in comparison.runs]
+    summaries, tried = [run.summary for run in comparison.runs], rates.tried(comparison)
     return template.render(
         style=Markup((folder / "page.css").read_text(encoding="utf-8")),
         script=Markup((folder / "page.js").read_text(encoding="utf-8")),
@@ -87,7 +87,8 @@ def _render(
             "As each data set has them": options.options_by_data(comparison),
             "Chosen for each algorithm by itself": options.options_apart(comparison),
         },
-        tried=rates.tried(comparison),
+        tried=tried,
+        ends=rates.at_the_end(tried),
         notes=_distinct(str(note) for summary in summaries for note in summary.get("notes") or []),
         runtimes=_distinct(map(_runtime, summaries)),
         csv_names=csv_names,

@@ -19,8 +19,8 @@ class Tried:
     setting: str
     lr: float
     head_lr: float
-    score: float
-    """Validation accuracy after the last round, of the seed that rates were chosen with."""
+    score: float | None
+    """Validation accuracy after the last round, of the seed that rates were chosen with; None: the run failed."""
     chosen: bool
 
 
@@ -29,7 +29,8 @@ def tried(comparison: Comparison) -> list[Tried]:
     others: dict[str, list[Finished]] = {}
     for run in rejected(comparison.folder):
         # Deeper lie the runs of tunings before, with other factors or another seed.
-        if run.path.parent == comparison.folder / FOLDER and run.summary.get(_SCORE) is not None:
+        unscored = run.summary and run.summary.get(_SCORE) is None
+        if run.path.parent == comparison.folder / FOLDER and not unscored:
             others.setdefault(_but_for_rates(run), []).append(run)
     found = []
     for (i, j), runs in sorted(comparison.cells.items()):
@@ -41,7 +42,7 @@ def tried(comparison: Comparison) -> list[Tried]:
             pairs = sorted([(run, True), *((one, False) for one in beside)], key=lambda pair: pair[0].options["lr"])
             label, setting = comparison.systems[i].label, str(comparison.settings[j])
             found += [
-                Tried(label, setting, one.options["lr"], one.options["head_lr"], one.summary[_SCORE], chosen)
+                Tried(label, setting, one.options["lr"], one.options["head_lr"], one.summary.get(_SCORE), chosen)
                 for one, chosen in pairs
             ]
             # Rates are chosen with one seed.
@@ -49,10 +50,19 @@ def tried(comparison: Comparison) -> list[Tried]:
     return found
 
 
+def at_the_end(tries: list[Tried]) -> list[str]:
+    """The systems whose chosen rates are the lowest or highest that were tried: better ones may lie beyond."""
+    groups: dict[tuple[str, str], list[Tried]] = {}
+    for one in tries:
+        groups.setdefault((one.system, one.setting), []).append(one)
+    found = [one.system for group in groups.values() for one in (group[0], group[-1]) if one.chosen]
+    return list(dict.fromkeys(found))
+
+
 def _best(run: Finished, others: list[Finished]) -> bool:
     """Whether a run was chosen among these: its rates may have been given instead."""
     score = run.summary.get(_SCORE)
-    return score is not None and all(score >= other.summary[_SCORE] for other in others)
+    return score is not None and all(score >= other.summary[_SCORE] for other in others if other.summary)
 
 
 def _but_for_rates(run: Finished) -> str:
