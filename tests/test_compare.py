@@ -65,6 +65,13 @@ def test_what_does_not_go_together_shows_before_anything_is_run(lab: SimpleNames
         distinct([lab.tiny(REGISTRY[name](), head="fc1") for name in ("d-psgd", "deprl")], ONE)
 
 
+def test_rates_that_nobody_has_samples_for_are_not_tuned(lab: SimpleNamespace) -> None:
+    few = lab.tiny(REGISTRY["deprl"](), validation=0.01)
+    assert len(distinct([few], ONE)) == 1
+    with pytest.raises(UserError, match=r"^--validation 0\.01 leaves no worker a sample to tune on: give more\.$"):
+        distinct([few], ONE, tuned=True)
+
+
 def test_one_run_cannot_end_twice(lab: SimpleNamespace) -> None:
     with pytest.raises(UserError, match="--rounds 3 and 5: give one number"):
         distinct([lab.tiny(REGISTRY["local"](), rounds=rounds) for rounds in (3, 5)], ONE)

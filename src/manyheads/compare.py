@@ -23,10 +23,10 @@ from manyheads.store.layout import EXPERIMENT
 from manyheads.topology import brief
 
 
-def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experiment]:
+def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool = False) -> list[Experiment]:
     """Experiments made complete, each once: values that an algorithm does not look at make no difference.
 
-    Mistakes in them show here, before anything is run.
+    Mistakes in them show here, before anything is run. ``tuned``: their rates are to be chosen.
     """
     device, load_once = pick_device(runtime.device), cache(lambda name: load(name, runtime.data_dir))
     found: dict[str, Experiment] = {}
@@ -45,7 +45,13 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime) -> list[Experi
             connect(complete)
             federation = deal(complete, dataset)
             check_training(complete, initial_model(complete, federation), federation)
+            if tuned and not any(federation.validation.sizes):
+                raise not_to_be_tuned(complete)
     return list(found.values())
+
+
+def not_to_be_tuned(experiment: Experiment) -> UserError:
+    return UserError(f"--validation {experiment.validation:g} leaves no worker a sample to tune on: give more.")
 
 
 def plan(experiments: Sequence[Experiment], folder: Path) -> list[Job]:

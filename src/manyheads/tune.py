@@ -7,7 +7,7 @@ from itertools import count
 from math import isfinite, log
 from pathlib import Path
 
-from manyheads.compare import directory_name, labels
+from manyheads.compare import directory_name, labels, not_to_be_tuned
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import disk_errors, make_folder
@@ -173,5 +173,5 @@ def _validation(job: Job) -> float | None:
     summary = Run.open(job.path).summary()
     assert summary is not None, "a finished run has a summary"
     if summary["accuracy_validation"] is None:
-        raise UserError(f"--validation {job.experiment.validation:g} leaves no worker a sample to tune on: give more.")
+        raise not_to_be_tuned(job.experiment)
     return summary["accuracy_validation"]

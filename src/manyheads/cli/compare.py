@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
         args.seed = list(_SEEDS)
     asked = experiments(args)
     with terminal.waiting("loading the data", quiet=args.quiet):
-        wanted = distinct(asked, runtime)
+        wanted = distinct(asked, runtime, tuned=args.tune is not None)
     jobs = plan(wanted, folder)
     tuned = [] if args.tune is None else tunings(wanted, args.tune or FACTORS, folder)
     make_folder(folder)
