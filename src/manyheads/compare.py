@@ -45,7 +45,7 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
             connect(complete)
             federation = deal(complete, dataset)
             check_training(complete, initial_model(complete, federation), federation)
-            if tuned and not any(federation.validation.sizes):
+            if tuned and complete.validation and not any(federation.validation.sizes):
                 raise not_to_be_tuned(complete)
     return list(found.values())
 
