@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import active_children
 from multiprocessing.context import SpawnProcess
@@ -174,6 +175,17 @@ def test_a_finished_run_on_a_file_that_changed_is_refused(tmp_path: Path) -> Non
     (refused,) = run_jobs(jobs, ONE)
     assert refused.state == "failed"
     assert f"other data than {path} holds now" in refused.error
+
+
+def test_a_finished_run_of_code_that_changed_is_refused(lab: SimpleNamespace, tmp_path: Path) -> None:
+    def factor(bigger: float) -> Callable[[torch.Tensor, np.random.Generator], torch.Tensor]:
+        return (lambda x, rng: x) if bigger == 1 else (lambda x, rng: x * bigger)
+
+    begun, edited = (_jobs(lab, tmp_path, "local", rounds=1, transform=factor(size)) for size in (1, 2))
+    assert [item.state for item in run_jobs(begun, ONE)] == ["running", "finished"]
+    assert list(run_jobs(begun, ONE)) == [News(0, "finished", 1)]
+    (refused,) = run_jobs(edited, ONE)
+    assert refused.state == "failed" and "was begun with other code of its transform" in refused.error
 
 
 def test_data_without_a_checksum_are_compared_where_they_lie(tmp_path: Path) -> None:

@@ -130,7 +130,8 @@ def test_what_is_joined_names_the_run(lab: SimpleNamespace, tmp_path: Path) -> N
     five = NewWorkers(workers=5)
     one = open_join(source, five, lab.cpu).experiment
     assert (one.workers, one.rounds, one.algorithm.name) == (5, 10, "join")
-    assert isinstance(one.algorithm, Join) and one.algorithm.run == source.experiment.run_id
+    assert isinstance(one.algorithm, Join) and one.algorithm.learned_by == "deprl"
+    assert one.algorithm.teacher == replace(source.experiment, seed=0).run_id, "one name for all seeds of a run"
     assert open_join(source, five, lab.cpu).experiment == one
     assert open_join(source, replace(five, representation="mean"), lab.cpu).experiment.run_id != one.run_id
     longer = _trained(lab, tmp_path / "run", data=source.experiment.data, rounds=7)
@@ -283,7 +284,7 @@ def test_new_heads_on_a_representation_that_nobody_has_trained(lab: SimpleNamesp
     # What was learned is the same, nothing, and yet it is another representation.
     one, other = (session.experiment for session in joined)
     assert isinstance(one.algorithm, Join) and isinstance(other.algorithm, Join)
-    assert one.algorithm.run == other.algorithm.run and one.run_id != other.run_id
+    assert one.algorithm.teacher == other.algorithm.teacher and one.run_id != other.run_id
 
 
 @pytest.mark.parametrize(

@@ -263,10 +263,10 @@ def check_options(algorithm: Algorithm) -> None:
             twin = name.removesuffix("steps") + "epochs"
             if values.get(twin) != defaults.get(twin):
                 raise UserError(f"{flag(twin)} and {flag(name)} exclude each other: give one.")
-    # Steps stand in the place of the passes they are given for. A kind without work of its own may have zeros.
-    twins = {name: name.removesuffix("epochs") + "steps" for name in values if name.endswith("epochs")}
-    work = [name if values.get(steps) is None else steps for name, steps in twins.items()]
-    if not any(values[name] for name in work) and any(defaults[name] for name in twins):
+    # Steps stand in the place of the passes they are given for; what has no such twin need not be local work.
+    twins = {steps: steps.removesuffix("steps") + "epochs" for steps in values if steps.endswith("steps")}
+    work = [epochs if values[steps] is None else steps for steps, epochs in twins.items() if epochs in values]
+    if work and not any(values[name] for name in work):
         raise UserError(f"{' and '.join(f'{flag(name)} 0' for name in work)} would train nothing: give more.")
 
 

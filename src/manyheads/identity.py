@@ -1,11 +1,7 @@
-"""What an object of the user's is known by: a description for JSON that is the same in every process, and its code."""
+"""What an object of the user's is known by: a description for JSON that is the same in every process."""
 
-import ast
 import hashlib
-import inspect
 import json
-import textwrap
-import tokenize
 from collections.abc import Iterable, Mapping
 from functools import partial
 from types import BuiltinFunctionType, FunctionType, MethodType, NoneType
@@ -20,9 +16,6 @@ from manyheads.tree import as_bytes
 
 _SCALARS = (np.bool_, np.integer, np.floating, np.str_)
 """numpy's numbers and words that JSON can hold."""
-
-_NOT_OWN = {"manyheads", "torch", "numpy", "builtins"}
-"""Packages whose code a run need not keep an eye on: their versions are in its summary."""
 
 
 def described(value: Any) -> Any:
@@ -49,32 +42,6 @@ def described(value: Any) -> Any:
             "sha256": hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest(),
         }
     return {"kind": f"function {_function_name(value)}"}
-
-
-def code(value: Any) -> str | None:
-    """A hash of the code of a function, class or object of the user's; None: it is not the user's, or not to be found.
-
-    Of a class its own body counts, not what it inherits or calls. Comments, docstrings and layout do not.
-    """
-    while isinstance(value, (partial, MethodType)):
-        value = value.func if isinstance(value, partial) else value.__func__
-    known = value if isinstance(value, (type, FunctionType)) else type(value)
-    if known.__module__.partition(".")[0] in _NOT_OWN:
-        return None
-    try:
-        source = textwrap.dedent(inspect.getsource(known))
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):
-        # Typed at a prompt, or made by a program, so that its lines are nowhere or those of something else.
-        return None
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        # A lambda comes with the lines it is part of.
-        return _hash(source, [])
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(node):
-            del node.body[0]
-    return _hash(ast.unparse(tree), [])
 
 
 def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:

@@ -76,8 +76,9 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
     waiting, digest = [], cache(lambda data: load(data, runtime.data_dir).digest())
     for number, job in enumerate(jobs):
         known = saved_content(job.path / PARTITION)
-        # A finished run on a file that has changed since is opened all the same, to be refused.
-        if job.finished and (known is None or known == digest(job.experiment.data)):
+        # A finished run whose data or code have changed since is opened all the same, to be refused.
+        same = known is None or known == digest(job.experiment.data)
+        if job.finished and same and not RunDirectory(job.path).changed_code(job.experiment):
             yield News(number, "finished", job.rounds)
         else:
             waiting.append(number)

@@ -60,7 +60,8 @@ def _advice(phases: Collection[str], session: Session) -> str:
         advice = f"give more --rounds, which lower the corollary's rates (now {rates.lr:g} and {rates.head_lr:g})"
     else:
         # Which one it was is not to be seen: a phase may meet what the one before it has spoilt.
-        used = {"--head-lr" if phase == "head" else "--lr": rates.sgd(0, head=phase == "head").lr for phase in phases}
+        heads = {phase == "head" for phase in phases} or {False}
+        used = {"--head-lr" if head else "--lr": rates.sgd(0, head=head).lr for head in sorted(heads, reverse=True)}
         advice = f"train with a lower {' or '.join(used)} (now {' and '.join(f'{rate:g}' for rate in used.values())})"
     advice += f", or a {'lower ' if rates.clip else ''}--clip"
     kept = 0 if out is None else latest_round(session.folder(out) / CHECKPOINT)

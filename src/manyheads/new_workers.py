@@ -102,7 +102,7 @@ def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorker
         source,
         algorithm=Join(
             learned_by=source.algorithm.name,
-            run=source.run_id,
+            teacher=replace(source, seed=0).run_id,
             learned=fingerprint(leaves),
             representation=new.representation,
         ),

@@ -30,11 +30,28 @@ def test_options_of_an_algorithm_make_systems_of_their_own(tmp_path: Path, write
 
 def test_new_workers_are_told_apart_by_who_taught_them_and_averaged_over_seeds(tmp_path: Path, write_run):
     for seed, teacher in itertools.product((1, 12), ("deprl", "d-psgd")):
-        own = {"learned_by": teacher, "run": f"{teacher}{seed}", "learned": f"{seed}{teacher}"}
+        own = {"learned_by": teacher, "teacher": f"a {teacher}", "learned": f"{seed}{teacher}"}
         write_run(tmp_path / f"{teacher}-{seed}", "join", own, seed=seed)
     comparison = collect(tmp_path)
     assert [s.label for s in comparison.systems] == ["New workers, learned by d-psgd", "New workers, learned by deprl"]
     assert [[run.seed for run in comparison.cells[i, 0]] for i in (0, 1)] == [[1, 12], [1, 12]]
+    write_run(tmp_path / "on-another-graph", "join", {"learned_by": "deprl", "teacher": "another"})
+    labels = [system.label for system in collect(tmp_path).systems]
+    assert labels[1:] == [f"New workers, learned by deprl, teacher {one}" for one in ("a deprl", "another")]
+
+
+def test_a_seed_counts_once_and_for_one_code(tmp_path: Path, write_run):
+    for place, code in (("a", "old"), ("b", "new")):
+        path = write_run(tmp_path / place, "deprl", seed=1 if place == "a" else 2)
+        (path / "code.json").write_text(json.dumps({"python": "3.11", "algorithm": code}))
+    with pytest.raises(UserError, match=r"^a and b under .* were run with different code of their algorithm: move"):
+        collect(tmp_path)
+    (tmp_path / "b" / "code.json").unlink()
+    assert collect(tmp_path).seeds == (1, 2)
+    for learned in ("c", "d"):
+        write_run(tmp_path / "joined" / learned, "join", {"learned_by": "deprl", "teacher": "a", "learned": learned})
+    with pytest.raises(UserError, match=r"^c and d under .* are both New workers with seed 1: move one away"):
+        collect(tmp_path / "joined")
 
 
 def test_a_system_need_not_have_a_run_in_every_setting(tmp_path: Path, write_run):

@@ -31,7 +31,7 @@ def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run
     ]
     assert at_the_end(tried(comparison)) == []
     page = write(comparison).read_text()
-    assert "Rates that were tried" in page and "90.0<span" in page and ">failed<" in page
+    assert "Rates that were tried" in page and "90.0<span" in page and ">unfinished<" in page
     assert "may lie beyond" not in page
     lines = list(csv.DictReader((tmp_path / "csv" / "rates.csv").read_text().splitlines()))
     assert [line["chosen"] for line in lines] == ["False", "True", "False", "False"]

@@ -3,7 +3,6 @@
 import errno
 import importlib.util
 import json
-import linecache
 import os
 import sys
 from dataclasses import replace
@@ -107,7 +106,6 @@ def test_code_of_the_users_that_has_changed_is_refused(
     monkeypatch.setitem(sys.modules, "own_code", ModuleType("own_code"))
     for place, changes in enumerate(({}, words)):
         module = _own_code(tmp_path / "own_code.py", "own_code", **changes)
-        linecache.clearcache()
         experiment = replace(shelf.experiment, algorithm=module.Gossip(), transform=module.scale, rounds=50 + place)
         if place and whose:
             with pytest.raises(UserError, match=f"run was begun with other code of its {whose}: put that back, or"):
@@ -115,7 +113,7 @@ def test_code_of_the_users_that_has_changed_is_refused(
         else:
             shelf.start(tmp_path / "run", experiment)
     kept = json.loads((tmp_path / "run" / "code.json").read_text())
-    assert kept.keys() == {"algorithm", "transform"}, "the net is the package's"
+    assert kept.keys() == {"python", "algorithm", "transform"}, "the net is the package's"
 
 
 def test_a_directory_that_is_no_run_is_left_alone(shelf: SimpleNamespace, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class Algorithm(ABC):
     uses_rounds: ClassVar[bool] = False
     """Whether a schedule of its own depends on the number of rounds."""
     provenance: ClassVar[frozenset[str]] = frozenset()
-    """Options that say which run it builds upon: with every seed another, so that runs are compared without them."""
+    """Options that follow from the run it builds upon, with every seed others: runs are compared without them."""
     stream: ClassVar[str] = ""
     """What its random numbers are drawn apart by from those of other runs with the seed; empty: by nothing."""
     extra_rows: ClassVar[float] = 0.0

@@ -19,17 +19,17 @@ from manyheads.engine.phase import Epochs
 class Join(Algorithm):
     learned_by: str = ""
     """The algorithm of the run that learned the representation."""
-    run: str = ""
-    """Id of that run."""
+    teacher: str = ""
+    """Id of that run but for its seed."""
     learned: str = ""
-    """A fingerprint of the representation itself: a run can be extended."""
+    """A fingerprint of the representation itself."""
     representation: Literal["own", "mean"] = "own"
     """Whether worker i takes that of worker i mod N, or the mean of all."""
 
     name: ClassVar[str] = "join"
     title: ClassVar[str] = "New workers"
     private: ClassVar[frozenset[str]] = WHOLE
-    provenance: ClassVar[frozenset[str]] = frozenset({"run", "learned"})
+    provenance: ClassVar[frozenset[str]] = frozenset({"learned"})
     # With the run's seed itself as many workers would hold what the run's do.
     stream: ClassVar[str] = "join"
 

@@ -193,8 +193,10 @@ class Processes:
         def tell() -> tuple[str, bool]:
             # In this order: whoever sees that this process has left must not be taken for the first.
             first = one_line(store.compare_set(_FAILURE, "", told).decode(errors="replace"))
+            shows = store.add(f"{_FAILURE}/{self._machine}", 1) == 1
+            self._fall_silent()
             store.set(self._place(), _LEFT)
-            return first, store.add(f"{_FAILURE}/{self._machine}", 1) == 1
+            return first, shows
 
         first, shows = self._ask(tell) or (self._heard or line, self._leaves_first_mark())
         self._is_first_to_fail = first == told

@@ -14,7 +14,7 @@ from manyheads.algorithms import find_algorithm
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.store import Run
-from manyheads.store.layout import EXPERIMENT, MODEL, SIMILARITY, read_object
+from manyheads.store.layout import CODE, EXPERIMENT, MODEL, SIMILARITY, read_object
 from manyheads.topology import is_graph
 from manyheads.tune import FOLDER as TUNING
 
@@ -46,6 +46,11 @@ class Finished:
     def on_graph(self) -> bool:
         """Whether workers mix with neighbours: not with a server, not with nobody."""
         return is_graph(self.options["graph"])
+
+    @cached_property
+    def code(self) -> dict[str, Any]:
+        """What the user's own code in it is known by."""
+        return read_object(self.path / CODE) or {}
 
     @cached_property
     def similarity(self) -> dict[str, np.ndarray]:
@@ -107,7 +112,7 @@ def find_runs(folder: Path) -> Found:
 
 
 def rejected(folder: Path) -> list[Finished]:
-    """The runs whose rates were not chosen when the comparison in a folder was tuned; failed ones have no summary."""
+    """The runs whose rates were not chosen when a folder's comparison was tuned; unfinished ones have no summary."""
     runs = map(Run.open, _run_folders(folder / TUNING))
     return [_finished(run) or _as_compared(run, {}) for run in runs]
 

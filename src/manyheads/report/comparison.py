@@ -12,6 +12,7 @@ from typing import Any
 from manyheads.algorithms import REGISTRY, find_algorithm, title_of
 from manyheads.compare import follow_from_data
 from manyheads.errors import UserError, flag
+from manyheads.own_code import changed
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.topology import brief
 
@@ -20,6 +21,9 @@ _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
 
 _RATES = frozenset({"batch_size", "lr", "head_lr", "momentum", "weight_decay", "clip", "decay", "step_seconds"})
 """What may be chosen for each algorithm by itself, so that a comparison is fair; a step's time follows its batch."""
+
+_IDS = frozenset({"teacher"})
+"""Options that say nothing to people, and are named only where no others tell two systems apart."""
 
 _NAMED = 3
 """Folders of a kind that a refusal names."""
@@ -248,6 +252,12 @@ def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None
                 f"the runs under {folder} disagree on {flag(name)} ({system.label} ran with {has}): move some away, or"
                 " report them apart."
             )
+    for one, other in itertools.combinations(runs, 2):
+        pair = " and ".join(run.path.relative_to(folder).as_posix() for run in (one, other))
+        if name := changed(one.code, other.code):
+            raise UserError(f"{pair} under {folder} were run with different code of their {name}: move one away.")
+        if one.seed == other.seed:
+            raise UserError(f"{pair} under {folder} are both {system.label} with seed {one.seed}: move one away.")
 
 
 def _some(names: Sequence[str]) -> str:
@@ -264,6 +274,9 @@ def _systems(runs: Sequence[Finished]) -> list[System]:
         mine = [run.own for run in runs if run.algorithm == algorithm]
         variants = list({json.dumps(own, sort_keys=True): own for own in mine}.values())
         names = [name for name in dict(*variants[:1]) if len({json.dumps(own.get(name)) for own in variants}) > 1]
+        told = [name for name in names if name not in _IDS]
+        if len({json.dumps([own.get(name) for name in told]) for own in variants}) == len(variants):
+            names = told
         title = title_of(algorithm)
         for own in sorted(variants, key=lambda own: [_natural(own.get(name)) for name in names]):
             label = ", ".join([title, *(f"{words(name)} {shown(own.get(name))}" for name in names)])

@@ -20,7 +20,7 @@ class Tried:
     lr: float
     head_lr: float
     score: float | None
-    """Validation accuracy after the last round, of the seed that rates were chosen with; None: the run failed."""
+    """Validation accuracy after the last round, of the seed that rates were chosen with; None: there was no such."""
     chosen: bool
 
 
@@ -55,7 +55,8 @@ def at_the_end(tries: list[Tried]) -> list[str]:
     groups: dict[tuple[str, str], list[Tried]] = {}
     for one in tries:
         groups.setdefault((one.system, one.setting), []).append(one)
-    found = [one.system for group in groups.values() for one in (group[0], group[-1]) if one.chosen]
+    ends = (one for group in groups.values() for one in (group[0], group[-1]) if one.chosen)
+    found = [f"{one.system} ({one.setting})" if one.setting else one.system for one in ends]
     return list(dict.fromkeys(found))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.checkpoint import Snapshot, latest_round, newest, read
+from manyheads.checkpoint import Snapshot, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import read_tensors
@@ -95,9 +95,7 @@ class Run:
         """What it takes to build the net again and to use it, and in a site whose models it has."""
         path = self.path / MODEL
         if not (path.exists() and (self.path / MODELS).exists()):
-            kept = latest_round(self.path / CHECKPOINT)
-            sooner = f", or with --rounds {kept} end it where it stands" if kept else ""
-            raise UserError(f"{self.path} has no models yet: continue it to its end{sooner}.")
+            raise UserError(f"{self.path} has no models yet: continue it to its end.")
         if (described := read_object(path)) is None:
             raise UserError(f"{path} is damaged: {_ANEW}")
         return described

@@ -15,8 +15,7 @@ from manyheads.data.federation import saved_content
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, flat
 from manyheads.files import disk_errors, locked, read_tensors, sync, to_json, write_atomically, write_tensors
-from manyheads.identity import code
-from manyheads.models.registry import find_factory
+from manyheads.own_code import changed, hashes
 from manyheads.record import Record
 from manyheads.store.layout import (
     CHECKPOINT,
@@ -72,6 +71,10 @@ class RunDirectory:
     def finished_rounds(self) -> int:
         """Rounds after which the run has come to its end; 0: it has not."""
         return (read_object(self.path / SUMMARY) or {}).get("rounds", 0)
+
+    def changed_code(self, experiment: Experiment) -> str | None:
+        """The field of the experiment whose code of the user's is not the one the run was begun with; None: none."""
+        return changed(read_object(self.path / CODE) or {}, hashes(experiment))
 
     def cut_back(self, round: int) -> None:
         """Drop the records of later rounds, and lines that a killed process left damaged."""
@@ -178,7 +181,7 @@ class RunDirectory:
                     f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
                     " or choose another --out."
                 )
-            self._check_code(experiment)
+            self._keep_code(experiment)
             if self.finished(rounds) or stored["rounds"] == rounds:
                 return
             if (done := latest_round(self.path / CHECKPOINT)) > rounds:
@@ -186,26 +189,19 @@ class RunDirectory:
                     f"{self.path} has come to round {done}, beyond --rounds {rounds}: give at least {done},"
                     " or choose another --out."
                 )
-        elif found := _own_code(experiment):
-            self.save_json(CODE, found)
         write_atomically(path, experiment.to_json().encode())
+        # After what makes it a run directory, for one that is killed in between.
+        self._keep_code(experiment)
 
-    def _check_code(self, experiment: Experiment) -> None:
-        """Refuse code that has changed under its name, or one curve would be of two algorithms."""
-        now = _own_code(experiment)
-        for name, begun in (read_object(self.path / CODE) or {}).items():
-            if name in now and now[name] != begun:
-                raise UserError(
-                    f"{self.path} was begun with other code of its {name}: put that back, or choose another --out."
-                )
-
-
-def _own_code(experiment: Experiment) -> dict[str, str]:
-    """Hashes of the user's own code, by the field of the experiment that holds it."""
-    held = {name: getattr(experiment, name) for name in ("algorithm", "loss", "metric", "transform")}
-    held["model"] = find_factory(experiment.model) if isinstance(experiment.model, str) else experiment.model
-    found = {name: code(value) for name, value in held.items() if value is not None}
-    return {name: known for name, known in found.items() if known is not None}
+    def _keep_code(self, experiment: Experiment) -> None:
+        """Keep what the user's code is known by; code that has changed is refused, or one curve would be of two."""
+        if name := self.changed_code(experiment):
+            raise UserError(
+                f"{self.path} was begun with other code of its {name}: put that back, or choose another --out."
+            )
+        now = hashes(experiment)
+        if now and not (self.path / CODE).exists() and not self.finished_rounds():
+            self.save_json(CODE, now)
 
 
 def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:

@@ -9,6 +9,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -90,7 +91,8 @@ class Records:
         if not self.have(trial):
             return None
         (found,) = find_runs(self.path(trial)).runs
-        return found
+        # In older records of new workers stands a number that followed from it.
+        return replace(found, options={**found.options, "seed": trial.place["seed"]})
 
     def keep(self, directory: Path, trial: Trial) -> Path:
         """Record a finished run directory."""

@@ -1,0 +1,89 @@
+"""The user's own code in an experiment, known by a hash of what runs, so that a run is of one algorithm to its end."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from manyheads.experiment import Experiment
+from manyheads.identity import described
+from manyheads.models.registry import find_factory
+
+_NOT_OWN = {"manyheads", "torch", "numpy", "builtins"}
+"""Packages whose code a run need not keep an eye on: their versions are in its summary."""
+
+_PYTHON = "python"
+"""Beside the hashes: two versions compile the same lines into different code."""
+
+_PLAIN = (bool, int, float, str, tuple, frozenset)
+"""Attributes of a class that count as they are."""
+
+
+def hashes(experiment: Experiment) -> dict[str, str]:
+    """By the field of the experiment that holds the code, and which Python has compiled it; empty: there is none."""
+    held = {name: getattr(experiment, name) for name in ("algorithm", "loss", "metric", "transform")}
+    held["model"] = find_factory(experiment.model) if isinstance(experiment.model, str) else experiment.model
+    found = {name: _hash(value) for name, value in held.items() if value is not None}
+    own = {name: known for name, known in found.items() if known is not None}
+    return {_PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **own} if own else {}
+
+
+def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
+    """The first field whose code is another; None: none is, or nobody can tell."""
+    if before.get(_PYTHON) != after.get(_PYTHON):
+        return None
+    return next((name for name in before if name in after and before[name] != after[name]), None)
+
+
+def _hash(value: Any) -> str | None:
+    """Of a function, a class or an object's; None: it is not the user's.
+
+    Of a class its own functions and plain attributes count, not what they call or inherit. Nor do docstrings, comments
+    and the place in the file.
+    """
+    while isinstance(value, (partial, MethodType)):
+        value = value.func if isinstance(value, partial) else value.__func__
+    known = value if isinstance(value, (type, FunctionType)) else type(value)
+    if (known.__module__ or "").partition(".")[0] in _NOT_OWN:
+        return None
+    parts = _of_class(known) if isinstance(known, type) else _of_function(known)
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
+
+
+def _of_class(kind: type) -> Iterator[Any]:
+    for name, value in sorted(vars(kind).items()):
+        if isinstance(value, property):
+            held = [value.fget, value.fset]
+        else:
+            held = [value.__func__ if isinstance(value, (staticmethod, classmethod)) else value]
+        for each in held:
+            if isinstance(each, FunctionType):
+                yield [name, *_of_function(each)]
+        if isinstance(value, _PLAIN) and not name.startswith("__"):
+            yield [name, _constant(value)]
+
+
+def _of_function(function: FunctionType) -> Iterator[Any]:
+    yield _of_code(function.__code__, function.__doc__)
+    yield described([function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())])
+    if isinstance(wrapped := getattr(function, "__wrapped__", None), FunctionType):
+        yield from _of_function(wrapped)
+
+
+def _of_code(code: CodeType, docstring: str | None = None) -> list[Any]:
+    constants = [None if docstring is not None and each == docstring else _constant(each) for each in code.co_consts]
+    return [code.co_code.hex(), code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, constants]
+
+
+def _constant(value: Any) -> Any:
+    """A constant as the same text in every process: sets come in any order, code with its place in memory."""
+    if isinstance(value, CodeType):
+        return _of_code(value)
+    if isinstance(value, tuple):
+        return [_constant(each) for each in value]
+    if isinstance(value, frozenset):
+        return sorted(map(repr, value))
+    return [type(value).__name__, repr(value)]

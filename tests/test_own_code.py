@@ -1,0 +1,103 @@
+"""The user's own code is known by what runs: by every change that matters, and by none that does not."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from manyheads.experiment import Experiment
+from manyheads.own_code import changed, hashes
+
+LOSS = """
+def loss(output, y{default}):
+    {docstring}
+    inner = lambda x: {body}  # {comment}
+    return inner(output) if "a" in {{"a", "b", "c"}} else y
+"""
+
+
+def made(**words: str) -> dict[str, str]:
+    """The hashes of an experiment with a loss that was typed somewhere."""
+    usual = {"default": "", "docstring": "'''A loss.'''", "body": "x + 1", "comment": "", "above": ""}
+    names: dict[str, Any] = {"__name__": "mine"}
+    given = {**usual, **words}
+    exec(compile(given["above"] + LOSS.format(**given), "nowhere.py", "exec"), names)
+    return hashes(Experiment(loss=names["loss"]))
+
+
+@pytest.mark.parametrize("words", [{"body": "x + 2"}, {"body": "x - 1"}, {"body": "abs(x)"}, {"default": ", k=1"}])
+def test_what_runs_counts(words: dict[str, str]) -> None:
+    assert changed(made(), made(**words)) == "loss"
+
+
+@pytest.mark.parametrize("words", [{}, {"docstring": "'''Another.'''"}, {"comment": "why"}, {"above": "\n\nk = 7\n"}])
+def test_what_does_not_run_does_not(words: dict[str, str]) -> None:
+    assert changed(made(), made(**words)) is None
+    assert made().keys() == {"python", "loss"}
+
+
+def test_another_python_cannot_tell() -> None:
+    assert changed({**made(), "python": "3.0"}, made(body="x + 2")) is None
+    assert changed({}, made()) is None
+
+
+def test_a_lambda_is_itself_wherever_it_stands() -> None:
+    one, other = (Experiment(rounds=rounds, loss=lambda output, y: output - y) for rounds in (2, 3))
+    third = Experiment(rounds=3, loss=lambda output, y: output + y)
+    assert hashes(one) == hashes(other) != hashes(third)
+
+
+def test_what_is_the_packages_or_torchs_is_not_looked_at() -> None:
+    plain = functools.partial(F.cross_entropy, reduction="none")
+    assert hashes(Experiment(loss=plain, metric=nn.MSELoss(), model=nn.Linear(3, 2))) == {}
+    orphan = functools.partial(_scaled(1.0))
+    orphan.func.__module__ = None  # pyright: ignore[reportAttributeAccessIssue]
+    assert "loss" in hashes(Experiment(loss=orphan))
+
+
+def _scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        return factor * output
+
+    return loss
+
+
+class Net(nn.Module):
+    width = 4
+
+    @property
+    def wide(self) -> int:
+        return 2 * self.width
+
+    @staticmethod
+    def squash(x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
+class SameNet(nn.Module):
+    """Under another name."""
+
+    width = 4
+
+    @property
+    def wide(self) -> int:
+        return 2 * self.width
+
+    @staticmethod
+    def squash(x: Tensor) -> Tensor:
+        return torch.tanh(x)
+
+
+@pytest.mark.parametrize(
+    "change", [{"width": 5}, {"wide": property(lambda self: 3)}, {"squash": staticmethod(lambda x: x)}]
+)
+def test_a_class_is_its_functions_and_plain_attributes(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    before = hashes(Experiment(model=Net()))
+    assert before == hashes(Experiment(model=Net)) == hashes(Experiment(model=SameNet()))
+    for name, value in change.items():
+        monkeypatch.setattr(Net, name, value)
+    assert changed(before, hashes(Experiment(model=Net()))) == "model"
