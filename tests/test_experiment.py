@@ -274,6 +274,17 @@ def test_precision():
     assert {Experiment(precision=name).dtype for name in ("float32", "tf32", "bf16")} == {torch.float32}
 
 
+def test_passes_that_are_not_all_the_work_may_be_none():
+    @dataclass(frozen=True, kw_only=True)
+    class Warm(DPSGD):
+        warmup_epochs: int = 2
+        name: ClassVar[str] = "warm"
+
+    assert Experiment(algorithm=Warm(warmup_epochs=0)).algorithm == Warm(warmup_epochs=0)
+    with pytest.raises(UserError, match=r"^--epochs 0 would train nothing: give more\.$"):
+        Experiment(algorithm=Warm(epochs=0))
+
+
 def test_names_that_are_no_text_are_refused():
     """As a shell gives bytes that are no UTF-8."""
     with pytest.raises(UserError, match=r"^--out 'runs/\\udcff' is no text in UTF-8: give another name\.$"):
