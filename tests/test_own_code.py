@@ -66,38 +66,32 @@ def _scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
     return loss
 
 
-class Net(nn.Module):
-    width = 4
+def make_net() -> type[nn.Module]:
+    class Net(nn.Module):
+        width = 4
 
-    @property
-    def wide(self) -> int:
-        return 2 * self.width
+        @property
+        def wide(self) -> int:
+            return 2 * self.width
 
-    @staticmethod
-    def squash(x: Tensor) -> Tensor:
-        return torch.tanh(x)
+        @staticmethod
+        def squash(x: Tensor) -> Tensor:
+            return torch.tanh(x)
 
-
-class SameNet(nn.Module):
-    """Under another name."""
-
-    width = 4
-
-    @property
-    def wide(self) -> int:
-        return 2 * self.width
-
-    @staticmethod
-    def squash(x: Tensor) -> Tensor:
-        return torch.tanh(x)
+    return Net
 
 
 @pytest.mark.parametrize(
     "change", [{"width": 5}, {"wide": property(lambda self: 3)}, {"squash": staticmethod(lambda x: x)}]
 )
-def test_a_class_is_its_functions_and_plain_attributes(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    before = hashes(Experiment(model=Net()))
-    assert before == hashes(Experiment(model=Net)) == hashes(Experiment(model=SameNet()))
+def test_a_class_is_its_functions_and_plain_attributes(change: dict[str, Any]) -> None:
+    one, other = make_net(), make_net()
+    before = hashes(Experiment(model=one))
+    assert before == hashes(Experiment(model=one())) == hashes(Experiment(model=other()))
     for name, value in change.items():
-        monkeypatch.setattr(Net, name, value)
-    assert changed(before, hashes(Experiment(model=Net()))) == "model"
+        setattr(other, name, value)
+    assert changed(before, hashes(Experiment(model=other()))) == "model"
+
+
+def test_a_net_by_its_name_is_what_that_names() -> None:
+    assert hashes(Experiment(model=f"{__name__}:make_net")) == hashes(Experiment(model=make_net)) != {}

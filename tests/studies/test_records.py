@@ -13,9 +13,13 @@ from manyheads.experiment import Runtime
 from manyheads.new_workers import NewWorkers
 from manyheads.rounds import train
 from manyheads.store import Run
+from manyheads.studies import get_study
 from manyheads.studies.cost import Costs
 from manyheads.studies.records import Records, sizes
 from manyheads.studies.trial import PAPER, QUICK, Trial, joined
+
+RESULTS = Records(Path(__file__).parents[2] / "results")
+"""Those of this repository."""
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,13 @@ def test_new_workers_follow_a_run_that_is_missing_too(made: tuple[Trial, Path], 
     assert records.missing([new[1], source]) == [source, new[1]]
     assert records.missing([new[1], other]) == [new[1], other], "nobody asked for its run"
     assert records.missing([recorded]) == []
+
+
+def test_new_workers_have_the_seed_of_their_trial_in_older_records_too() -> None:
+    """Where another number stands, which followed from it; by it no two methods would share a seed."""
+    trials = [trial for trial in get_study("table2").grid(PAPER) if trial.data == "mobiact"]
+    found = [(trial.place["seed"], run.seed) for trial in trials[:12] if (run := RESULTS.read(trial))]
+    assert found and all(seed == stored for seed, stored in found)
 
 
 def test_what_a_record_does_not_show_is_run_again(made: tuple[Trial, Path], tmp_path: Path) -> None:
