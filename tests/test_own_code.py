@@ -16,20 +16,22 @@ LOSS = """
 def loss(output, y{default}):
     {docstring}
     inner = lambda x: {body}  # {comment}
-    return inner(output) if "a" in {{"a", "b", "c"}} else y
+    return inner(output) if "a" in {{"b", "c", {word}}} else y
 """
 
 
 def made(**words: str) -> dict[str, str]:
     """The hashes of an experiment with a loss that was typed somewhere."""
-    usual = {"default": "", "docstring": "'''A loss.'''", "body": "x + 1", "comment": "", "above": ""}
+    usual = {"default": "", "docstring": "'''A loss.'''", "body": "x + 1", "comment": "", "above": "", "word": "'a'"}
     names: dict[str, Any] = {"__name__": "mine"}
     given = {**usual, **words}
     exec(compile(given["above"] + LOSS.format(**given), "nowhere.py", "exec"), names)
     return hashes(Experiment(loss=names["loss"]))
 
 
-@pytest.mark.parametrize("words", [{"body": "x + 2"}, {"body": "x - 1"}, {"body": "abs(x)"}, {"default": ", k=1"}])
+@pytest.mark.parametrize(
+    "words", [{"body": "x + 2"}, {"body": "x - 1"}, {"body": "abs(x)"}, {"default": ", k=1"}, {"word": "'d'"}]
+)
 def test_what_runs_counts(words: dict[str, str]) -> None:
     assert changed(made(), made(**words)) == "loss"
 

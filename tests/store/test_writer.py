@@ -116,6 +116,18 @@ def test_code_of_the_users_that_has_changed_is_refused(
     assert kept.keys() == {"python", "algorithm", "transform"}, "the net is the package's"
 
 
+def test_code_is_kept_from_the_beginning_on(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    experiment = replace(shelf.experiment, transform=lambda x, rng: x)
+    file = shelf.start(tmp_path, experiment).path / "code.json"
+    kept = file.read_bytes()
+    file.unlink()
+    shelf.start(tmp_path, experiment)
+    assert file.read_bytes() == kept, "a process killed before it was written has trained nothing"
+    file.write_text(elsewhere := json.dumps({"python": "3.0", "transform": "compiled into something else"}))
+    shelf.start(tmp_path, experiment)
+    assert file.read_text() == elsewhere, "who comes back to that Python is held to it"
+
+
 def test_a_directory_that_is_no_run_is_left_alone(shelf: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with shelf.refused(tmp_path, "is not empty and no run directory"):
