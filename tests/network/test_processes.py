@@ -1,4 +1,5 @@
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -120,6 +121,29 @@ def test_whoever_has_left_because_of_another_is_not_named(several: Make) -> None
         process._fall_silent()
     second._part()
     assert fail(first).startswith("process 2 of 3 was lost")
+
+
+@pytest.mark.parametrize("leave", [Processes._part, lambda process: process.failure("mine")])
+def test_a_beat_under_way_does_not_take_back_that_a_process_has_left(
+    several: Make, monkeypatch: pytest.MonkeyPatch, leave: Callable[[Processes], object]
+) -> None:
+    _, second = several(2)
+    tell, beats, go_on = second._tell, threading.Event(), threading.Event()
+
+    def slow() -> None:
+        beats.set()
+        go_on.wait(5)
+        tell()
+
+    monkeypatch.setattr(second, "_tell", slow)
+    assert beats.wait(5)
+    with ThreadPoolExecutor() as pool:
+        leaving = pool.submit(leave, second)
+        time.sleep(0.1)
+        go_on.set()
+        assert leaving.result(5)
+    second._fall_silent()
+    assert second._whereabout(1) == module._LEFT
 
 
 def failures(processes: list[Processes]) -> list[str | None]:
