@@ -154,9 +154,11 @@ def _channels(net: str, input_shape: Shape, smallest: int) -> int:
     """The channels of an image that is large enough."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         given = "x".join(map(str, input_shape))
+        last = len(input_shape) == 3 and input_shape[2] <= 4 and min(input_shape[:2]) >= smallest
+        way_out = "put the channels first, x.transpose(0, 3, 1, 2)" if last else "use mlp, which takes any, or other data"
         raise UserError(
             f"{net} takes images, channels x height x width, from {smallest}x{smallest} on; these samples are {given}:"
-            " use mlp, which takes any, or other data."
+            f" {way_out}."
         )
     return input_shape[0]
 
