@@ -1,4 +1,4 @@
-"""The weights that a run begins with, functions of the seed and alike for every algorithm, and where they are put."""
+"""The weights that a run begins with, functions of the seed and alike for every algorithm."""
 
 import copy
 from collections.abc import Mapping
@@ -6,10 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from manyheads import host_memory
 from manyheads.algorithms.base import State
 from manyheads.data import Federation
-from manyheads.engine.cuda_graphs import CudaGraphsEngine
 from manyheads.engine.phase import Engine
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -54,14 +52,7 @@ def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:
         model.get_buffer(name).copy_(leaf)
 
 
-def place(leaves: Params, engine: Engine, device: torch.device) -> Params:
-    """Leaves put where the workers' rows are kept: on the device, or in host memory that the engine streams from."""
-    if isinstance(engine, CudaGraphsEngine) and engine.rows_on_host:
-        return host_memory.pinned(leaves)
-    return {name: leaf.to(device) for name, leaf in leaves.items()}
-
-
-def first_state(model: Split, num_workers: int, engine: Engine, device: torch.device) -> State:
+def first_state(model: Split, num_workers: int, engine: Engine) -> State:
     """The same weights for every worker, in memory for one: nobody writes into a state."""
     # In a checkpoint's order: how a user's weights lie in memory would decide last bits, until the run is continued.
     plain = torch.contiguous_format
@@ -69,7 +60,7 @@ def first_state(model: Split, num_workers: int, engine: Engine, device: torch.de
     buffers = {name: b.clone(memory_format=plain) for name, b in statistics(model).items()}
 
     def everyone(leaves: Params) -> Params:
-        return {name: leaf.expand(num_workers, *leaf.shape) for name, leaf in place(leaves, engine, device).items()}
+        return {name: leaf.expand(num_workers, *leaf.shape) for name, leaf in engine.place(leaves).items()}
 
     return State(everyone(params), everyone(buffers))
 

@@ -17,7 +17,6 @@ from manyheads.data.federation import saved_content
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
-from manyheads.initial import place
 from manyheads.record import Record
 from manyheads.rounds import records
 from manyheads.session import Session, open_session
@@ -137,4 +136,4 @@ def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], r
         mean = leaf.double().mean(0).to(leaf.dtype) if leaf.is_floating_point() else leaf[0]
         return mean.repeat(len(ids), *[1] * mean.ndim)
 
-    return place({name: taken(leaf) for name, leaf in leaves.items()}, session.ctx.engine, session.device)
+    return session.ctx.engine.place({name: taken(leaf) for name, leaf in leaves.items()})

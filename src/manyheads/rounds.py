@@ -16,10 +16,10 @@ from manyheads.measure import check_finite, checked_loss, make_record, measure
 from manyheads.metrics.clock import Clock, Speed
 from manyheads.metrics.theory import theory_terms
 from manyheads.models.split import constants_of
-from manyheads.network.sites import refuse_others
 from manyheads.record import Record
 from manyheads.saver import Saver, restore
 from manyheads.session import Session, open_session
+from manyheads.sites import refuse_others
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION
 

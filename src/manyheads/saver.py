@@ -10,12 +10,11 @@ from manyheads.algorithms.base import State
 from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.errors import UserError
 from manyheads.files import write_tensors
-from manyheads.initial import place
 from manyheads.metrics.similarity import mean_off_diagonal, similarities
 from manyheads.metrics.theorem import describe
-from manyheads.network.sites import resume_round
 from manyheads.record import Record
 from manyheads.session import Session
+from manyheads.sites import resume_round
 from manyheads.store import RunDirectory
 from manyheads.store.layout import CHECKPOINT, SIMILARITY
 from manyheads.topology import is_graph
@@ -155,5 +154,5 @@ def restore(session: Session, snapshot: Snapshot) -> State:
     traffic = session.ctx.network.traffic
     traffic.sent, traffic.received = snapshot.sent.copy(), snapshot.received.copy()
     traffic.on_wire = snapshot.on_wire
-    engine, device = session.ctx.engine, session.device
-    return State(place(snapshot.params, engine, device), place(snapshot.buffers, engine, device))
+    engine = session.ctx.engine
+    return State(engine.place(snapshot.params), engine.place(snapshot.buffers))

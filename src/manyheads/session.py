@@ -13,9 +13,11 @@ from torch import Tensor
 
 import manyheads
 from manyheads import host_memory, memory
-from manyheads.algorithms.base import Context
+from manyheads.agreement import NOT_IN_SITES, check_alike, check_same_weights, meet_sites
+from manyheads.algorithms.base import Algorithm, Context
 from manyheads.compatibility import check_theory, check_training, shares_nothing
 from manyheads.data import Dataset, Federation, load
+from manyheads.data.federation import mean_floor
 from manyheads.data.files import Progress
 from manyheads.data.sites import load as load_sites
 from manyheads.engine.batches import Source
@@ -25,28 +27,21 @@ from manyheads.engine.phase import Engine, Loss, accuracy, cross_entropy, single
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
-from manyheads.initial import first_state, initial_model, num_outputs, place, random_heads, take_constants
+from manyheads.initial import first_state, initial_model, num_outputs, random_heads, take_constants
 from manyheads.machine import cores
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, needs_loop, twin
-from manyheads.network.agreement import (
-    NOT_IN_SITES,
-    compare,
-    compare_weights,
-    floor_in_sites,
-    meet_sites,
-    sizes_in_sites,
-)
 from manyheads.network.base import Network
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
 from manyheads.network.meeting import join
 from manyheads.network.placement import Placement, blocks
 from manyheads.network.processes import Processes
-from manyheads.network.sites import Sites, without
 from manyheads.parts import connect, deal, pick_device, rates, resolve
 from manyheads.recipes import knows_speed, step_seconds
+from manyheads.sites import Sites
 from manyheads.topology import Mixing
+from manyheads.topology.mixing import without
 
 
 @dataclass(frozen=True)
@@ -135,7 +130,7 @@ def open_session(
     dataset = _load(experiment.data, own, runtime, progress)
     experiment = resolve(experiment, dataset.input_shape, device)
     if processes.count > 1:
-        compare(processes, experiment, runtime, dataset, in_sites=sites is not None)
+        check_alike(processes, experiment, runtime, dataset, in_sites=sites is not None)
     everyone, mixing = deal(experiment, dataset, own), connect(experiment)
     placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
     federation = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
@@ -143,15 +138,14 @@ def open_session(
     if constants is not None:
         take_constants(model, constants)
     if processes.count > 1:
-        compare_weights(processes, model)
+        check_same_weights(processes, model)
     check_training(experiment, model, federation)
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(federation, device, experiment.dtype)
     workload = _workload(experiment, model, here)
     notes = [*federation.notes, *mixing.notes]
     engine = _engine(experiment, runtime, workload, notes)
-    sizes = sizes_in_sites(everyone, experiment.algorithm, network) if sites else np.array(everyone.train.sizes)
-    ctx = _context(experiment, model, federation, sizes, workload, engine, network)
+    ctx = _context(experiment, model, federation, workload, engine, network)
     # New workers, who are given constants, train heads alone and need no copies of the rest.
     if device.type == "cpu" and constants is None:
         on_this_host = everyone if processes.local_count == processes.count else federation
@@ -161,9 +155,9 @@ def open_session(
     if device.type == "cuda" and not runtime.deterministic:
         notes.append("A GPU repeats these numbers to rounding, not to the bit: --deterministic does.")
     floor = None
-    if experiment.metric is None:
-        # It says something about accuracies alone.
-        floor = floor_in_sites(everyone, network) if sites else everyone.majority_floor()
+    # It says something about accuracies alone.
+    if experiment.metric is None and federation.num_classes is not None:
+        floor = mean_floor(network.gather(federation.majority_floors()))
     return Session(
         experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
     )
@@ -226,7 +220,6 @@ def _context(
     experiment: Experiment,
     model: Split,
     federation: Federation,
-    sizes: np.ndarray,
     workload: Workload,
     engine: Engine,
     network: Network,
@@ -240,15 +233,25 @@ def _context(
         rates=rates(experiment),
         objective=single_head(workload.loss),
         class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
-        sizes=sizes,
+        sizes=_sizes(federation, experiment.algorithm, network),
         ids=ids,
         source=workload.source,
         rounds=experiment.recipe.rounds,
         seed=experiment.root,
-        initial=first_state(model, len(ids), engine, device),
-        random_heads=lambda: place(random_heads(model, experiment.root, ids), engine, device),
+        initial=first_state(model, len(ids), engine),
+        random_heads=lambda: engine.place(random_heads(model, experiment.root, ids)),
         share_statistics=experiment.norm == "shared",
     )
+
+
+def _sizes(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
+    """Train samples of each worker, [N]; of workers at other sites only where a server weighs by them, else 0."""
+    own = torch.tensor(federation.train.sizes)
+    if network.may_gather_private or (algorithm.server and algorithm.weighting == "samples"):
+        return network.gather(own).numpy()
+    sizes = np.zeros(network.num_workers, dtype=np.int64)
+    sizes[network.workers.start : network.workers.stop] = own
+    return sizes
 
 
 def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterator[str]:

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from manyheads.errors import UserError
 from manyheads.topology import WEIGHTS, build_mixing, check, spectral
+from manyheads.topology.mixing import without
 
 patient = settings(deadline=None)
 """A busy machine is no failure."""
@@ -307,3 +308,16 @@ def test_wrong_options_are_refused_in_one_line(options, says):
         build_mixing(**{"num_workers": 8, **options})
     assert says in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_the_weight_of_those_who_are_away_stays_with_their_neighbours() -> None:
+    whole = build_mixing("random:0.6", 6, link_failure=0.2, seed=1)
+    for round in range(4):
+        before, after = whole.rows(round).dense(), without(whole, [1, 4]).rows(round).dense()
+        there = [0, 2, 3, 5]
+        kept = after[np.ix_(there, there)]
+        assert np.array_equal(after[[1, 4]], np.eye(6)[[1, 4]])
+        off = ~np.eye(4, dtype=bool)
+        assert np.array_equal(kept[off], before[np.ix_(there, there)][off])
+        np.testing.assert_allclose([kept.sum(0), kept.sum(1)], 1)
+    assert without(whole, [1, 4]).rows(0).present.tolist() == [True, False, True, True, False, True]

@@ -66,6 +66,9 @@ class LocalEngine:
         self.threads = Threads(1 if self.seeded else threads)
         self._own, self._replicas = threading.local(), WeakSet[Split]()
 
+    def place(self, leaves: Params) -> Params:
+        return {name: leaf.to(self.device) for name, leaf in leaves.items()}
+
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         sizes = self.work.train.sizes
         rows = range(len(sizes)) if workers is None else workers.tolist()

@@ -91,6 +91,10 @@ class Engine(Protocol):
 
     name: str
 
+    def place(self, leaves: Params) -> Params:
+        """Leaves put where the workers' rows are kept."""
+        ...
+
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         """Train every hosted worker, or those whose rows are in ``workers``; the other rows come back unchanged."""
         ...

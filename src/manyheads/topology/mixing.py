@@ -1,6 +1,6 @@
 """Mixing matrices as functions of the round: a graph's, with weights, redraws and failures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 
@@ -85,6 +85,26 @@ def build_mixing(
     return replace(steady, period=None, draw=lru_cache(maxsize=2)(disturbed))
 
 
+def without(mixing: Mixing, away: Sequence[int]) -> Mixing:
+    """The mixing in which some workers are absent from every round; the weight of their links stays with the others."""
+    there = np.ones(mixing.num_workers, dtype=bool)
+    there[list(away)] = False
+
+    def draw(round: int) -> Rows:
+        rows = mixing.rows(round)
+        return _among(rows, rows.present & there, np.ones(len(rows.columns), dtype=bool))
+
+    return GraphMixing(
+        name=mixing.name,
+        num_workers=mixing.num_workers,
+        period=None,
+        directed=mixing.directed,
+        doubly_stochastic=mixing.doubly_stochastic and not mixing.directed,
+        notes=mixing.notes,
+        draw=lru_cache(maxsize=2)(draw),
+    )
+
+
 def _links_by_round(
     spec: Graph, num_workers: int, seed: int, redraw: bool
 ) -> tuple[int | None, Callable[[int], Links]]:
@@ -144,11 +164,17 @@ def _without_failed(
 
     An undirected link fails in both directions at once, so a symmetric P stays symmetric and doubly stochastic.
     """
-    receivers = rows.receivers
-    link = receivers != rows.columns
-    receiver, sender, weight = receivers[link], rows.columns[link], rows.weights[link]
+    link = rows.receivers != rows.columns
+    receiver, sender = rows.receivers[link], rows.columns[link]
     first, second = (receiver, sender) if directed else (np.minimum(receiver, sender), np.maximum(receiver, sender))
     names, index = np.unique(first * rows.num_workers + second, return_inverse=True)
-    works = generator(seed, "links", round=round).random(len(names)) >= link_failure
-    alive = works[index] & present[receiver] & present[sender]
-    return sparse_rows(receiver[alive], sender[alive], weight[alive], present)
+    works = link.copy()
+    works[link] = (generator(seed, "links", round=round).random(len(names)) >= link_failure)[index]
+    return _among(rows, present, works)
+
+
+def _among(rows: Rows, present: np.ndarray, works: np.ndarray) -> Rows:
+    """P over the links that work, [entries] bool, between present workers; the weight of others stays at receivers."""
+    receivers, senders = rows.receivers, rows.columns
+    alive = works & (receivers != senders) & present[receivers] & present[senders]
+    return sparse_rows(receivers[alive], senders[alive], rows.weights[alive], present)

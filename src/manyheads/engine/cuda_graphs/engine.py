@@ -85,6 +85,11 @@ class CudaGraphsEngine:
         self._made: dict[Hashable, object] = {}
         self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
 
+    def place(self, leaves: Params) -> Params:
+        if self.rows_on_host:
+            return host_memory.pinned(leaves)
+        return {name: leaf.to(self.device) for name, leaf in leaves.items()}
+
     def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: Tensor | None = None) -> Fit:
         work = self.work
         rows = range(len(work.ids)) if workers is None else workers.tolist()

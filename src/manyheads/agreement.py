@@ -6,16 +6,13 @@ import numpy as np
 import torch
 
 import manyheads
-from manyheads.algorithms.base import Algorithm
-from manyheads.data import Dataset, Federation
-from manyheads.data.federation import mean_floor
+from manyheads.data import Dataset
 from manyheads.data.sites import ONE_KIND, is_per_worker, seen
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models.split import Split, constants_of
-from manyheads.network.base import Network
 from manyheads.network.processes import Processes
-from manyheads.network.sites import Sites, place, whose
+from manyheads.sites import Sites, place, whose
 
 _SAME_WEIGHTS = 1e-5
 _ONE_DATA = (
@@ -39,22 +36,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     return Sites(placement, experiment.workers, runtime.site_timeout)
 
 
-def sizes_in_sites(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
-    """Train samples of each worker, [N]: those of others only where a server weighs workers by them, else 0."""
-    own = torch.tensor(federation.train.sizes)
-    if algorithm.server and algorithm.weighting == "samples":
-        return network.gather(own).numpy()
-    sizes = np.zeros(network.num_workers, dtype=np.int64)
-    sizes[network.workers.start : network.workers.stop] = own
-    return sizes
-
-
-def floor_in_sites(federation: Federation, network: Network) -> float | None:
-    """The majority floor of all workers, from one number of each."""
-    return None if federation.num_classes is None else mean_floor(network.gather(federation.majority_floors()))
-
-
-def compare(
+def check_alike(
     processes: Processes, experiment: Experiment, runtime: Runtime, dataset: Dataset, *, in_sites: bool
 ) -> None:
     """Refuse processes that were started with different options, on different data or with different versions.
@@ -88,7 +70,7 @@ def compare(
                 raise UserError(f"{this} was started with {name} {its}, {that} with {name} {value}: {cure}")
 
 
-def compare_weights(processes: Processes, model: Split) -> None:
+def check_same_weights(processes: Processes, model: Split) -> None:
     """Refuse processes whose nets do not begin alike, as files of weights that each reads for itself may bring about.
 
     Machines of different kinds may draw last bits otherwise, which is no matter.

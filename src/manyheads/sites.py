@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,6 @@ from manyheads.errors import Passing, UserError
 from manyheads.files import to_json, write_atomically
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.store.layout import SITE, read_object
-from manyheads.topology import Mixing, Rows
-from manyheads.topology.mixing import GraphMixing
-from manyheads.topology.rows import sparse_rows
 
 
 class Sites:
@@ -107,28 +103,6 @@ def place(seen: Sequence[Sequence[int]]) -> Placement:
         for rank, block in zip(ranks, blocks([1] * len(files), len(ranks)), strict=True):
             placement[rank] = range(files[0] + block.start, files[0] + block.stop)
     return tuple(placement[rank] for rank in range(len(seen)))
-
-
-def without(mixing: Mixing, away: Sequence[int]) -> Mixing:
-    """The mixing in which some workers are absent from every round; the weight of their links stays with the others."""
-    gone = np.zeros(mixing.num_workers, dtype=bool)
-    gone[list(away)] = True
-
-    def draw(round: int) -> Rows:
-        rows = mixing.rows(round)
-        receivers = rows.receivers
-        alive = (receivers != rows.columns) & ~gone[receivers] & ~gone[rows.columns]
-        return sparse_rows(receivers[alive], rows.columns[alive], rows.weights[alive], rows.present & ~gone)
-
-    return GraphMixing(
-        name=mixing.name,
-        num_workers=mixing.num_workers,
-        period=None,
-        directed=mixing.directed,
-        doubly_stochastic=mixing.doubly_stochastic and not mixing.directed,
-        notes=mixing.notes,
-        draw=lru_cache(maxsize=2)(draw),
-    )
 
 
 def resume_round(kept: Sequence[Sequence[int]]) -> int:

@@ -1,4 +1,4 @@
-"""What processes compare before they begin; how those that differ end is in ``test_failures``."""
+"""What processes compare before they begin; how those that differ end is in ``network/test_failures``."""
 
 import json
 from collections.abc import Callable
@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from torch import nn
 
+from manyheads.agreement import check_alike, check_same_weights
 from manyheads.algorithms import DePRL
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
-from manyheads.network.agreement import compare, compare_weights
 from manyheads.network.processes import named
 
 
@@ -25,9 +25,9 @@ def test_weights_are_compared_whatever_numbers_they_are(lab, value):
     held = nn.Linear(6, 5).requires_grad_(False)
     held.bias.fill_(float(value))
     model = lab.opened(lab.tiny(DePRL(), model=nn.Sequential(held, nn.ReLU(), nn.Linear(5, 3)))).ctx.model
-    compare_weights(_two(lambda own: own), model)
+    check_same_weights(_two(lambda own: own), model)
     with pytest.raises(UserError, match=r"the net of process 1 .* process 0 \(representation.0.bias differs\)"):
-        compare_weights(_two(lambda own: own.replace(value, "1.0")), model)
+        check_same_weights(_two(lambda own: own.replace(value, "1.0")), model)
 
 
 @pytest.mark.parametrize(
@@ -47,13 +47,15 @@ def test_every_option_is_compared(lab, name, own, other):
     experiment = lab.tiny(DePRL())
     two = _two(lambda text: json.dumps({**json.loads(text), name: other}))
     with pytest.raises(UserError, match=f"process 1 was started with {name} {other}, process 0 with {name} {own}: "):
-        compare(two, experiment, Runtime(), experiment.data, in_sites=False)
+        check_alike(two, experiment, Runtime(), experiment.data, in_sites=False)
 
 
 def test_versions_are_compared(lab):
     experiment = lab.tiny(DePRL())
     with pytest.raises(UserError, match=r"process 1 was started with version 0.* process 0 with version .* with torch"):
-        compare(_two(lambda own: own.replace("with torch", "")), experiment, Runtime(), experiment.data, in_sites=False)
+        check_alike(
+            _two(lambda own: own.replace("with torch", "")), experiment, Runtime(), experiment.data, in_sites=False
+        )
 
 
 def test_processes_that_hold_different_arrays_are_told_of_sites(lab):
@@ -62,7 +64,9 @@ def test_processes_that_hold_different_arrays_are_told_of_sites(lab):
     digest = experiment.data.digest()
     assert digest in experiment.to_json()
     with pytest.raises(UserError) as error:
-        compare(_two(lambda own: own.replace(digest, "0" * 64)), experiment, Runtime(), experiment.data, in_sites=False)
+        check_alike(
+            _two(lambda own: own.replace(digest, "0" * 64)), experiment, Runtime(), experiment.data, in_sites=False
+        )
     said = str(error.value)
     assert said.startswith("process 1 does not have the data of process 0: give all processes the same data; to keep")
     assert "site-{worker}.npz" in said and "docs/distributed.md#sites" in said

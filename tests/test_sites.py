@@ -1,0 +1,71 @@
+"""Who is at which site, where a run over sites goes on, and for how long it waits for one; runs are in ``network``."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from manyheads.errors import UserError
+from manyheads.sites import Sites, place, refuse_others, resume_round, whose
+
+
+def test_a_worker_is_where_its_file_is() -> None:
+    assert place([[3], [0, 1], [2]]) == (range(3, 4), range(2), range(2, 3))
+    assert place([[2, 3], [0, 1], [2, 3]]) == (range(2, 3), range(2), range(3, 4))
+    assert place([[0, 1, 2]]) == (range(3),)
+
+
+def test_a_process_is_known_by_its_workers_and_their_files() -> None:
+    names = ["worker 3 (~/s-3.npz)", "workers 0, 1, 2 (~/s-0.npz to ~/s-2.npz)"]
+    assert whose((range(3, 4), range(3)), "~/s-{worker}.npz") == names
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        ([[0], []], "a process sees no worker's file, the others see those of worker 0: "),
+        ([[], []], "a process sees no worker's file, the others see none either: "),
+        ([[0, 2], [1]], "a process sees the files of workers 0, 2: number the workers of a site in a row"),
+        ([[0, 1], [1, 2]], "worker 1 is where a process sees workers 0, 1 and where another sees workers 1, 2"),
+        ([[0], [0]], "2 processes for 1 workers"),
+    ],
+)
+def test_places_that_make_no_sense(seen: list[list[int]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        place(seen)
+
+
+def test_the_round_to_go_on_from() -> None:
+    assert resume_round([[8, 12], [12], [4, 12]]) == 12
+    assert resume_round([[8, 12], [4, 8]]) == 8
+    assert resume_round([[8, 12], [2, 4]]) == 12
+    assert resume_round([[8], []]) == 8
+    assert resume_round([[], []]) == 0
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"workers": [0]}', '{"workers": [0], "away": [], "disturbances": []}'])
+def test_a_damaged_folder_of_a_site_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "site.json").write_text(content)
+    with pytest.raises(UserError, match=r"site\.json is damaged: put it back, or delete it"):
+        refuse_others(tmp_path, range(1))
+
+
+def test_away_for_too_long(tmp_path: Path) -> None:
+    first = Sites((range(1), range(2, 3)), 3, timeout=0.2)
+    assert first.take_up(tmp_path, range(1), [4, 4]) == 4
+    assert not first.overdue()
+    time.sleep(0.25)
+    again = Sites((range(1), range(2, 3)), 3, timeout=0.2)
+    assert not again.overdue()
+    again.take_up(tmp_path, range(1), [6, 6])
+    assert again.overdue(), "an absence is counted from its beginning, over starts"
+    assert "worker 1 was away for more than 0.2 s" in str(again.given_up())
+    back = Sites((range(1), range(1, 2), range(2, 3)), 3, timeout=0.2)
+    back.take_up(tmp_path, range(1), [8, 0, 8])
+    assert not back.overdue()
+    assert back.disturbances == [
+        "From round 5 on worker 1 was away.",
+        "From round 7 on worker 1 was away.",
+        "From round 9 on all workers were there again.",
+        "Worker 1 went on in round 9 with the state of round 0.",
+    ]
