@@ -14,7 +14,8 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.recipes import RECIPES
 from manyheads.record import Record
-from manyheads.tune import EARLIER, FACTORS, FOLDER, Tuning, tunings, with_rates
+from manyheads.store.layout import EARLIER, TUNING
+from manyheads.tune import FACTORS, Tuning, tunings, with_rates
 
 
 def _experiments(*seeds: int, **changes: object) -> list[Experiment]:
@@ -70,7 +71,7 @@ def test_every_setting_is_tuned_once_with_the_same_grid(tmp_path: Path) -> None:
         assert tuning.experiment.seed == 5
         assert [job.experiment.lr for job in tuning.jobs] == [0.05, 0.1, 0.2, 0.4, 0.8]
         assert [job.experiment.head_lr for job in tuning.jobs] == [0.05, 0.1, 0.2, 0.4, 0.8]
-        assert all(job.path.parent == tmp_path / FOLDER for job in tuning.jobs)
+        assert all(job.path.parent == tmp_path / TUNING for job in tuning.jobs)
         assert {replace(job.experiment, lr=0.2, head_lr=0.2) for job in tuning.jobs} == {tuning.experiment}
 
 
@@ -101,7 +102,7 @@ def test_the_chosen_run_moves_to_its_place(tmp_path: Path) -> None:
     tuning.settle(tmp_path)
     (moved,) = tmp_path.glob("deprl-*")
     assert moved.name == f"deprl-{chosen.run_id}"
-    assert [path.name for path in (tmp_path / FOLDER).iterdir()] == [tuning.jobs[0].path.name]
+    assert [path.name for path in (tmp_path / TUNING).iterdir()] == [tuning.jobs[0].path.name]
 
     (again,) = tunings(_experiments(1)[:1], (0.5, 1), tmp_path)
     assert again.jobs[1].path == moved
@@ -110,7 +111,7 @@ def test_the_chosen_run_moves_to_its_place(tmp_path: Path) -> None:
     assert moved.exists()
 
 
-LAST, BEFORE = FOLDER, f"{FOLDER}/{EARLIER}"
+LAST, BEFORE = TUNING, f"{TUNING}/{EARLIER}"
 
 
 def _comparison(folder: Path) -> None:

@@ -4,12 +4,10 @@ Runs of one seed share partition, graph and first weights by construction: all o
 options that the runs have in common.
 """
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from manyheads.compatibility import check_training
 from manyheads.data import load
@@ -18,7 +16,7 @@ from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
 from manyheads.jobs import Job
 from manyheads.parts import connect, deal, pick_device, resolve
-from manyheads.recipes import Recipe
+from manyheads.recipes import follow_from_data
 from manyheads.store.layout import EXPERIMENT
 from manyheads.topology import brief
 
@@ -84,14 +82,3 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
         values = [f"{name.replace('_', ' ')} {brief(str(table[name]))}" for name in differing]
         found.append(", ".join([table["algorithm"], *values]))
     return found
-
-
-def follow_from_data(tables: Sequence[Mapping[str, Any]]) -> set[str]:
-    """The options of a recipe that, in tables of options, have one value on each data set."""
-
-    def values(name: str) -> set[str]:
-        return {json.dumps([table["data"], table.get(name)]) for table in tables}
-
-    num_data = len({json.dumps(table["data"]) for table in tables})
-    recipe = ("step_seconds", *(spec.name for spec in fields(Recipe)))
-    return {name for name in recipe if len(values(name)) == num_data}

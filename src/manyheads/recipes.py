@@ -1,6 +1,9 @@
 """Defaults that work: net, batch size, rates and rounds for each data set."""
 
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
 from manyheads.data.dataset import RAW
 from manyheads.models.registry import Model
@@ -74,3 +77,14 @@ def recipe_for(data: str, input_shape: tuple[int, ...]) -> Recipe:
 def shape_for(model: object) -> tuple[int, ...]:
     """A shape by which own arrays get the recipe with this net, if one has it: for runs whose data are not at hand."""
     return (1, 1, 1) if model == OWN_IMAGES.model else ()
+
+
+def follow_from_data(tables: Sequence[Mapping[str, Any]]) -> set[str]:
+    """The options of a recipe that, in tables of options, have one value on each data set."""
+
+    def values(name: str) -> set[str]:
+        return {json.dumps([table["data"], table.get(name)]) for table in tables}
+
+    num_data = len({json.dumps(table["data"]) for table in tables})
+    recipe = ("step_seconds", *(spec.name for spec in fields(Recipe)))
+    return {name for name in recipe if len(values(name)) == num_data}

@@ -13,13 +13,9 @@ from manyheads.experiment import Experiment
 from manyheads.files import disk_errors, make_folder
 from manyheads.jobs import Job
 from manyheads.store import Run
-from manyheads.store.layout import EXPERIMENT, read_description
+from manyheads.store.layout import EARLIER, EXPERIMENT, TUNING, read_description
 
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-FOLDER = "tuning"
-"""Where, within a comparison, the runs lie whose rates were not chosen."""
-EARLIER = "earlier"
-"""Where, within that, those lie which the last tuning did not try: of other factors, of another seed."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,7 @@ class Tuning:
         """
         if self.best is None:
             return
-        earlier = folder / FOLDER / EARLIER
+        earlier = folder / TUNING / EARLIER
         tried = {job.path.name for job in self.jobs}
         found: dict[str, list[Path]] = {}
         for place in _places(folder):
@@ -93,7 +89,7 @@ class Tuning:
             if best and (other.seed in self.seeds or path.parent == folder):
                 _move(path, folder / name)
             else:
-                _move(path, (folder / FOLDER if name in tried else earlier) / name)
+                _move(path, (folder / TUNING if name in tried else earlier) / name)
 
     def _but_for_rates(self, path: Path) -> Experiment | None:
         """What was run in a folder of a comparison; None: it differs in more than rates and seed."""
@@ -146,13 +142,13 @@ def _job(experiment: Experiment, label: str, factor: float, folder: Path) -> Job
     candidate = replace(experiment, lr=_times(before.lr, factor), head_lr=_times(before.head_lr, factor))
     name = directory_name(candidate)
     found = (place / name for place in _places(folder))
-    path = next((path for path in found if path.exists()), folder / FOLDER / name)
+    path = next((path for path in found if path.exists()), folder / TUNING / name)
     return Job(candidate, path, f"{label}, rates × {factor:g}")
 
 
 def _places(folder: Path) -> tuple[Path, ...]:
     """Where a run of a comparison may lie."""
-    return folder, folder / FOLDER, folder / FOLDER / EARLIER
+    return folder, folder / TUNING, folder / TUNING / EARLIER
 
 
 def _move(path: Path, target: Path) -> None:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads import Experiment, Runtime, data, from_arrays, terminal, train
-from manyheads.cli import main, predict
+from manyheads import Experiment, Runtime, data, from_arrays, train
+from manyheads.cli import main, predict, terminal
 from manyheads.data.cifar import CIFAR10
 from manyheads.data.pixels import Pixels
 from manyheads.store import Run

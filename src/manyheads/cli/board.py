@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
+from manyheads.cli.terminal import FIRST_ROUND, announced, score, score_name
 from manyheads.jobs import News
-from manyheads.terminal import FIRST_ROUND, announced, score, score_name
 from manyheads.units import human_seconds
 
 _PATIENCE_SECONDS = 10.0

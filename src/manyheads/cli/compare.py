@@ -87,7 +87,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import terminal
+    from manyheads.cli import terminal
     from manyheads.cli.options import experiments, given
     from manyheads.compare import distinct, plan
     from manyheads.experiment import Runtime
@@ -119,7 +119,7 @@ def _conclude(
     folder: Path, jobs: "Sequence[Job]", tuned: "Sequence[Tuning]", failed: "Mapping[str, News]", *, quiet: bool
 ) -> None:
     """Write the report, print the tables, and say what failed."""
-    from manyheads import terminal
+    from manyheads.cli import terminal
     from manyheads.report import write
 
     try:
@@ -180,8 +180,8 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
 
     Of what does not fit into ``width`` letters the last columns are left out.
     """
+    from manyheads.cli.terminal import table
     from manyheads.report.table import headers, rows
-    from manyheads.terminal import table
 
     titles = ["", *(name.replace("_", " ") for name in comparison.grid), *headers(comparison)]
     body = [
@@ -211,7 +211,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
 
 def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[str]:
     """The validation accuracy of every rate that was tried, the chosen ones marked; nothing if nothing was tuned."""
-    from manyheads.terminal import table
+    from manyheads.cli.terminal import table
 
     if not tuned:
         return []

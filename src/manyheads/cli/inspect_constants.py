@@ -31,8 +31,8 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import terminal
     from manyheads.algorithms.phases import HEAD, REPRESENTATION
+    from manyheads.cli import terminal
     from manyheads.cli.options import given
     from manyheads.data.federation import saved_content
     from manyheads.errors import UserError

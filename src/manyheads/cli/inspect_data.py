@@ -37,7 +37,8 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import data, figures, terminal
+    from manyheads import data, figures
+    from manyheads.cli import terminal
     from manyheads.cli.options import given
     from manyheads.data.federation import describe
     from manyheads.experiment import Experiment, Runtime

@@ -31,10 +31,10 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import figures, topology
     from manyheads.algorithms import DisPFL
     from manyheads.cli.options import given
+    from manyheads.cli.terminal import facts, waiting
     from manyheads.experiment import Experiment
     from manyheads.metrics.theorem import theorem_constants
     from manyheads.parts import connect
-    from manyheads.terminal import facts, waiting
 
     # A graph can be looked at before an algorithm is chosen: this one takes any, and notes say what P lacks.
     experiment = Experiment(algorithm=DisPFL(), **given(args, Experiment))

@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> None:
 
     import torch
 
-    from manyheads import data, memory, terminal
+    from manyheads import data, memory
+    from manyheads.cli import terminal
     from manyheads.cli.options import experiments, given
     from manyheads.engine.choose import FILLED
     from manyheads.engine.cuda_graphs import Precision, describe, plan_memory, settle

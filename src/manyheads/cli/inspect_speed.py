@@ -27,7 +27,8 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import data, terminal
+    from manyheads import data
+    from manyheads.cli import terminal
     from manyheads.cli.options import given
     from manyheads.experiment import Experiment, Runtime
     from manyheads.initial import initial_model

@@ -37,7 +37,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import terminal
+    from manyheads.cli import terminal
     from manyheads.cli.options import given
     from manyheads.cli.train import train
     from manyheads.experiment import Runtime

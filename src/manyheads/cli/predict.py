@@ -49,9 +49,9 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     import numpy as np
 
+    from manyheads.cli.terminal import waiting
     from manyheads.files import disk_errors, replacing
     from manyheads.store import Run
-    from manyheads.terminal import waiting
 
     if args.out is not None and args.out.suffix != ".npz":
         raise UserError(f"--out {args.out}: the file is of the npz format: give a name ending in .npz.")

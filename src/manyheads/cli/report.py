@@ -28,8 +28,8 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from manyheads.cli.terminal import waiting
     from manyheads.report import collect, write
-    from manyheads.terminal import waiting
 
     comparison = collect(args.directory)
     for remark in comparison.remarks:

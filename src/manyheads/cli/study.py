@@ -76,10 +76,10 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from manyheads.cli.terminal import facts
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, TITLE
     from manyheads.studies.records import Records
-    from manyheads.terminal import facts
 
     folder = args.out or (_QUICK_OUT if args.quick else _OUT)
     if args.archived is not None:
@@ -128,9 +128,9 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
 
 def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
     """The runs that are not recorded, with their time and memory."""
+    from manyheads.cli.terminal import table
     from manyheads.parts import pick_device
     from manyheads.studies.cost import Costs, total
-    from manyheads.terminal import table
     from manyheads.units import human_bytes, human_seconds
 
     device = pick_device(_runtime(args).device).type

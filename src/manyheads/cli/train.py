@@ -46,7 +46,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import terminal
+    from manyheads.cli import terminal
     from manyheads.cli.options import experiments, given
     from manyheads.experiment import Runtime
     from manyheads.machine import local_rank
@@ -76,8 +76,8 @@ def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
 
 def train(session: "Session", *, quiet: bool) -> None:
     """Run a session's rounds and show them, its outcome and its directory."""
-    from manyheads import terminal
     from manyheads.checkpoint import latest_round
+    from manyheads.cli import terminal
     from manyheads.rounds import run as rounds_of
     from manyheads.store import Run
     from manyheads.store.layout import CHECKPOINT

@@ -14,9 +14,8 @@ from manyheads.algorithms import find_algorithm
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.store import Run
-from manyheads.store.layout import CODE, EXPERIMENT, MODEL, SIMILARITY, read_object
+from manyheads.store.layout import CODE, EXPERIMENT, MODEL, SIMILARITY, TUNING, read_object
 from manyheads.topology import is_graph
-from manyheads.tune import FOLDER as TUNING
 
 _SIMILARITIES = ("data", "heads", "representations")
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.algorithms import REGISTRY, find_algorithm, title_of
-from manyheads.compare import follow_from_data
 from manyheads.errors import UserError, flag
 from manyheads.own_code import changed
+from manyheads.recipes import follow_from_data
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.topology import brief
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from manyheads.report.collect import Finished, rejected
 from manyheads.report.comparison import Comparison
-from manyheads.tune import FOLDER
+from manyheads.store.layout import TUNING
 
 _RATES = ("lr", "head_lr")
 _SCORE = "accuracy_validation"
@@ -30,7 +30,7 @@ def tried(comparison: Comparison) -> list[Tried]:
     for run in rejected(comparison.folder):
         # Deeper lie the runs of tunings before, with other factors or another seed.
         unscored = run.summary and run.summary.get(_SCORE) is None
-        if run.path.parent == comparison.folder / FOLDER and not unscored:
+        if run.path.parent == comparison.folder / TUNING and not unscored:
             others.setdefault(_but_for_rates(run), []).append(run)
     found = []
     for (i, j), runs in sorted(comparison.cells.items()):

@@ -1,4 +1,4 @@
-"""What lies where in a run directory, and how its JSON files are read, which a killed process may leave damaged."""
+"""What lies where in the folder of a run or a comparison, and how JSON is read that a killed process damaged."""
 
 import json
 from collections.abc import Iterator
@@ -37,6 +37,10 @@ SUMMARY = "summary.json"
 """The last record, written last: it makes the run finished."""
 SITE = "site.json"
 """In the folder of a site: whose workers these are, and who was away."""
+TUNING = "tuning"
+"""In the folder of a comparison: the runs whose rates were not chosen."""
+EARLIER = "earlier"
+"""Within that those which the last tuning did not try: of other factors, of another seed."""
 SIZES = "sizes.json"
 """In a study's record of a run: train and test samples of every worker."""
 

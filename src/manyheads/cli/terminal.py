@@ -8,10 +8,12 @@ from contextlib import contextmanager
 from functools import partial
 from itertools import chain, islice
 from threading import Timer
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from manyheads.rounds import Step
 from manyheads.units import human_bytes, human_seconds
+
+if TYPE_CHECKING:
+    from manyheads.rounds import Step
 
 _PATIENCE_SECONDS = 2.0
 """How long a person waits without asking what is going on, and the shortest time between two lines."""
@@ -25,7 +27,7 @@ _WIDE = 80
 Item = TypeVar("Item")
 
 
-def follow(steps: Iterable[Step], rounds: int, notes: Sequence[str], *, quiet: bool = False) -> Iterator[Step]:
+def follow(steps: Iterable["Step"], rounds: int, notes: Sequence[str], *, quiet: bool = False) -> Iterator["Step"]:
     """Pass a run's steps on and show them: as one live bar on a terminal, elsewhere as a line now and then.
 
     ``notes`` may grow while the run goes on; each is shown once.
@@ -181,7 +183,7 @@ class _Pace:
         self.first: tuple[int, float] | None = None
         self.score = ""
 
-    def after(self, step: Step, between: str = "  ") -> str:
+    def after(self, step: "Step", between: str = "  ") -> str:
         """Score and loss in words, and rate and time left."""
         now = time.monotonic()
         # The first round prepares much: it counts only until there is another.
@@ -208,7 +210,7 @@ class _Notes:
         self.shown = len(self.notes)
 
 
-def _with_lines(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Iterator[Step]:
+def _with_lines(steps: Iterable["Step"], rounds: int, notes: Sequence[str]) -> Iterator["Step"]:
     pace, news, said = _Pace(rounds), _Notes(notes, print), None
     news.tell()
     for step in announced(steps, FIRST_ROUND):
@@ -221,7 +223,7 @@ def _with_lines(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Ite
     news.tell()
 
 
-def _with_bar(steps: Iterable[Step], rounds: int, notes: Sequence[str]) -> Iterator[Step]:
+def _with_bar(steps: Iterable["Step"], rounds: int, notes: Sequence[str]) -> Iterator["Step"]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     parts = (

@@ -8,7 +8,7 @@ from dataclasses import MISSING, fields
 import pytest
 import rich
 
-from manyheads import terminal
+from manyheads.cli import terminal
 from manyheads.record import Record
 from manyheads.rounds import Step
 
