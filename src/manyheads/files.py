@@ -152,6 +152,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Replace a file by JSON for people and programs."""
+    write_atomically(path, (to_json(value, indent=2) + "\n").encode())
+
+
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)

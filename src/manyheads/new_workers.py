@@ -13,7 +13,7 @@ from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import positive, settle
 from manyheads.data import Dataset, is_by_worker, is_own_file, may_change
-from manyheads.data.federation import saved_content
+from manyheads.data.federation import is_other_data
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
@@ -63,8 +63,8 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if new.data is not None:
         # Who brings data need not have the run's, which may be arrays that only Python can give.
         run = run.given(data=new.data)
-    source, summary = run.experiment, run.summary()
-    if summary is None or summary["rounds"] < source.recipe.rounds:
+    source = run.experiment
+    if not run.finished:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
     learned = run.state()
     leaves = select({**learned.params, **learned.buffers}, REPRESENTATION)
@@ -76,7 +76,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
         raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
     session = open_session(_experiment(source, {**leaves, **constants}, new), runtime, constants=constants)
-    if same and saved_content(run.path / PARTITION) not in (None, session.everyone.content):
+    if same and is_other_data(run.path / PARTITION, session.everyone.content):
         raise UserError(
             f"{run.path} was trained on other data than {source.data} holds now: put them back, or give --data."
         )

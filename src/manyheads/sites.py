@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.errors import Passing, UserError
-from manyheads.files import to_json, write_atomically
+from manyheads.files import write_json
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.store.layout import SITE, read_object
 
@@ -41,7 +41,7 @@ class Sites:
                 who = _workers(whose).capitalize()
                 self.disturbances.append(f"{who} went on in round {round + 1} with the state of round {behind}.")
         kept = {"workers": [*workers], "away": self._since, "disturbances": self.disturbances}
-        write_atomically(folder / SITE, (to_json(kept, indent=2) + "\n").encode())
+        write_json(folder / SITE, kept)
         return round
 
     def overdue(self) -> bool:

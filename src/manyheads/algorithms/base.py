@@ -166,6 +166,8 @@ class Algorithm(ABC):
     """Options that follow from the run it builds upon, with every seed others: runs are compared without them."""
     stream: ClassVar[str] = ""
     """What its random numbers are drawn apart by from those of other runs with the seed; empty: by nothing."""
+    num_models: ClassVar[int] = 1
+    """Models that a worker trains in a round, one after the other."""
     extra_rows: ClassVar[float] = 0.0
     """What a state holds of a worker beside its net, in sizes of that: masks, a second model."""
 

@@ -39,6 +39,7 @@ class Ditto(ServerAlgorithm):
     name: ClassVar[str] = "ditto"
     title: ClassVar[str] = "Ditto"
     private: ClassVar[frozenset[str]] = frozenset({PERSONAL})
+    num_models: ClassVar[int] = 2
     extra_rows: ClassVar[float] = 1.0
 
     def init(self, ctx: Context) -> State:

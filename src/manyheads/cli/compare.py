@@ -181,9 +181,10 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     Of what does not fit into ``width`` letters the last columns are left out.
     """
     from manyheads.cli.terminal import table
+    from manyheads.report.comparison import words
     from manyheads.report.table import headers, rows
 
-    titles = ["", *(name.replace("_", " ") for name in comparison.grid), *headers(comparison)]
+    titles = ["", *map(words, comparison.grid), *headers(comparison)]
     body = [
         [row.label, *row.setting, *(cell.text + ("*" if cell.best else " ") for cell in row.cells)]
         for row in rows(comparison)
@@ -215,8 +216,12 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
 
     if not tuned:
         return []
-    scored = f"validation {comparison.score_name}" + (f", {comparison.unit}" if comparison.unit else "")
-    header = [f"{scored}, rates ×", *(f"{factor:g} " for factor in tuned[0].factors), "lr", "head lr"]
+    header = [
+        f"validation {comparison.score_title}, rates ×",
+        *(f"{factor:g} " for factor in tuned[0].factors),
+        "lr",
+        "head lr",
+    ]
     body = []
     for tuning in tuned:
         scores = [

@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.algorithms.phases import HEAD, REPRESENTATION
     from manyheads.cli import terminal
     from manyheads.cli.options import given
-    from manyheads.data.federation import saved_content
+    from manyheads.data.federation import is_other_data
     from manyheads.errors import UserError
     from manyheads.experiment import Runtime
     from manyheads.session import open_session
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
         session = open_session(run.experiment, Runtime(**given(args, Runtime)), downloading, run.constants())
     if session.sites:
         raise UserError(f"{run.path} is a site's, and the theory is about the mean of all workers: give another run.")
-    if saved_content(run.path / PARTITION) not in (None, session.everyone.content):
+    if is_other_data(run.path / PARTITION, session.everyone.content):
         raise UserError(f"{run.path} was trained on other data than {run.experiment.data} holds now: put them back.")
     if set(session.ctx.model.groups) != REPRESENTATION | HEAD:
         raise UserError(f"{args.directory} has no representation with one head beside it, which the theory is about.")

@@ -33,14 +33,13 @@ def run(args: argparse.Namespace) -> None:
 
     run = Run.open(args.directory)
     description, records, summary = run.description, run.metrics(), run.summary()
-    complete = summary is not None and summary["rounds"] >= description["rounds"]
     done = records[-1]["round"] if records else 0
     name = description["algorithm"]["name"]
     print(headline(title_of(name), {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
     lines = [
         ("seed", str(description["seed"])),
         ("rounds", f"{done} of {description['rounds']}"),
-        ("state", "complete" if complete else _unfinished(latest_round(args.directory / CHECKPOINT))),
+        ("state", "complete" if run.finished else _unfinished(latest_round(args.directory / CHECKPOINT))),
         *_unusual(description),
     ]
     if run.damaged_lines:

@@ -103,7 +103,8 @@ def train(session: "Session", *, quiet: bool) -> None:
     print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table(summary)}\n")
     accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
-        more = "--head-epochs" if session.experiment.algorithm.name == "join" else "--rounds, or another --lr"
+        # What builds upon a run trains heads alone, for so many rounds.
+        more = "--head-epochs" if session.experiment.algorithm.provenance else "--rounds, or another --lr"
         print(f"No better than naming each worker's most frequent class: try more {more}.\n")
     print(folder)
 

@@ -172,6 +172,11 @@ def saved_content(path: Path) -> str | None:
         return None
 
 
+def is_other_data(path: Path, content: str | None) -> bool:
+    """Whether a partition was saved with the fingerprint of other data."""
+    return saved_content(path) not in (None, content)
+
+
 def mean_floor(floors: Tensor) -> float | None:
     """The mean of workers' floors [W], without those that are NaN; None: all are."""
     tested = floors[~floors.isnan()]

@@ -108,7 +108,8 @@ def of_systems(comparison: Comparison) -> list[Chapter]:
         settings = [j for j in cells if cells[j] not in [cells[k] for k in cells if k < j]]
         if len(settings) > 1:
             drawn = [
-                _Drawn(comparison.settings[j].short, place, cells[j], place >= 8) for place, j in enumerate(settings)
+                _Drawn(comparison.settings[j].short, place, cells[j], place >= len(COLOURS))
+                for place, j in enumerate(settings)
             ]
             chapter = _learning(f"{name}-by-setting", comparison, drawn, None)
             chapters.append(Chapter(comparison.systems[i].label, "", chapter.rows))

@@ -135,10 +135,7 @@ def _first_worker(path: Path) -> int:
 
 def _finished(run: Run) -> Finished | None:
     """A run as it is compared; None: it is not finished."""
-    summary = run.summary()
-    if summary is None or summary["rounds"] < run.description["rounds"]:
-        return None
-    return _as_compared(run, summary)
+    return _as_compared(run, run.summary() or {}) if run.finished else None
 
 
 def _as_compared(run: Run, summary: dict[str, Any]) -> Finished:

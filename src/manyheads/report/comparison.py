@@ -101,6 +101,11 @@ class Comparison:
         """The unit of the scores: percent, or none for a regression's metric."""
         return "%" if self.is_accuracy else ""
 
+    @property
+    def score_title(self) -> str:
+        """What a column of scores is called, with their unit."""
+        return f"{self.score_name}, {self.unit}" if self.unit else self.score_name
+
     def score(self, value: float) -> str:
         """A score for people, in its unit."""
         return f"{100 * value:.1f}" if self.is_accuracy else f"{value:.3g}"

@@ -80,8 +80,13 @@ class Run:
         return sum(self._damaged.values())
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a finished run; None: it is not finished."""
+        """The summary, of the rounds that had been asked for when it was written; None: there is none yet."""
         return read_object(self.path / SUMMARY)
+
+    @property
+    def finished(self) -> bool:
+        """Whether it has come to the end of the rounds that were last asked for."""
+        return (self.summary() or {}).get("rounds", 0) >= self.description["rounds"]
 
     def state(self) -> Snapshot:
         """The state of all workers in the newest good checkpoint."""

@@ -11,10 +11,19 @@ from safetensors import safe_open
 from torch import Tensor
 
 from manyheads.checkpoint import latest_round
-from manyheads.data.federation import saved_content
+from manyheads.data.federation import is_other_data
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, flat
-from manyheads.files import disk_errors, locked, read_tensors, sync, to_json, write_atomically, write_tensors
+from manyheads.files import (
+    disk_errors,
+    locked,
+    read_tensors,
+    sync,
+    to_json,
+    write_atomically,
+    write_json,
+    write_tensors,
+)
 from manyheads.own_code import changed, hashes
 from manyheads.record import Record
 from manyheads.store.layout import (
@@ -124,7 +133,7 @@ class RunDirectory:
 
     def save_models(self, params: Params, buffers: Buffers, description: dict[str, Any]) -> None:
         """Keep what every worker deploys, leaves [workers, ...], and what it takes to build the net again."""
-        self.save_json(MODEL, description)
+        write_json(self.path / MODEL, description)
         write_tensors(self.path / MODELS, {**params, **buffers})
 
     def save_some_models(self, workers: range, params: Params, buffers: Buffers) -> None:
@@ -134,7 +143,7 @@ class RunDirectory:
     def join_models(self, description: dict[str, Any]) -> None:
         """``save_models`` with what ``save_some_models`` has kept of all workers."""
         parts = sorted(self.path.glob(".models-*.part"))
-        self.save_json(MODEL, description)
+        write_json(self.path / MODEL, description)
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(part, framework="pt")) for part in parts]
             # The rows stay in the parts until they are written: nobody need have the memory for all workers' models.
@@ -152,11 +161,7 @@ class RunDirectory:
     def finish(self, record: Record, extra: dict[str, Any]) -> None:
         """Write the summary: the last record and whatever else is worth knowing. It makes the run finished."""
         values = record.metrics()
-        self.save_json(SUMMARY, {"rounds": values.pop("round"), **values, **extra})
-
-    def save_json(self, name: str, value: Any) -> None:
-        """Write a JSON file into the directory."""
-        write_atomically(self.path / name, (to_json(value, indent=2) + "\n").encode())
+        write_json(self.path / SUMMARY, {"rounds": values.pop("round"), **values, **extra})
 
     def _add_line(self, name: str, value: dict[str, Any]) -> None:
         path = self.path / name
@@ -176,7 +181,7 @@ class RunDirectory:
                     f"{self.path} holds another experiment ({'; '.join(differences[:_NAMED_DIFFERENCES])}):"
                     " choose another --out, or give the options it was started with."
                 )
-            if saved_content(self.path / PARTITION) not in (None, content):
+            if is_other_data(self.path / PARTITION, content):
                 raise UserError(
                     f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
                     " or choose another --out."
@@ -201,7 +206,7 @@ class RunDirectory:
             )
         now = hashes(experiment)
         if now and not (self.path / CODE).exists() and not self.finished_rounds():
-            self.save_json(CODE, now)
+            write_json(self.path / CODE, now)
 
 
 def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:

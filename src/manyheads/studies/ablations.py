@@ -7,11 +7,11 @@ whole model.
 from functools import partial
 from typing import Any
 
-from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep
+from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep, title_of
 from manyheads.report.pictures import Axis, curves
 from manyheads.studies.lines import ACCURACY, ROUND, across, along
 from manyheads.studies.published import data_title
-from manyheads.studies.results import Report, Results, percent, title
+from manyheads.studies.results import Report, Results, percent
 from manyheads.studies.speedup import ALGORITHMS, DATA, DIRICHLET, ladder
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
@@ -78,7 +78,9 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
         lines = [
             line
             for place, algorithm in enumerate(ALGORITHMS)
-            for line in across(title(algorithm), place, results, key, "accuracy_mean", data=data, algorithm=algorithm)
+            for line in across(
+                title_of(algorithm), place, results, key, "accuracy_mean", data=data, algorithm=algorithm
+            )
         ]
         if not lines:
             continue
@@ -91,7 +93,7 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
             floor = results.floor(**here)
             rows.append([str(value), percent(floor), *map(percent, found.values())])
             numbers += [[data, value, name, stat and 100 * stat.mean] for name, stat in found.items()]
-        report.add_table([label, "floor", *map(title, ALGORITHMS)], rows)
+        report.add_table([label, "floor", *map(title_of, ALGORITHMS)], rows)
     report.add_csv(["data", key, "algorithm", "accuracy"], numbers)
 
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedAvg, FedRep
+from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedAvg, FedRep, title_of
 from manyheads.data.dataset import RAW
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import number, stat
 from manyheads.studies.published import accuracies, data_title
 from manyheads.studies.records import sizes
-from manyheads.studies.results import NOTHING, Report, Results, percent, points, shared_seeds, title
+from manyheads.studies.results import NOTHING, Report, Results, percent, points, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -158,8 +158,8 @@ def _report(results: Results, report: Report) -> None:
             short = NOTHING if theirs is None else points(100 * found.mean - theirs)
             floor = results.floor(**here, reading=reading)
             rows.append(
-                [reading, title(algorithm), percent(floor), percent(found), NOTHING if moved is None else points(moved),
-                 NOTHING if theirs is None else f"{theirs:.1f}", short]
+                [reading, title_of(algorithm), percent(floor), percent(found),
+                 NOTHING if moved is None else points(moved), NOTHING if theirs is None else f"{theirs:.1f}", short]
             )  # fmt: skip
             numbers.append(
                 [data, dirichlet, reading, algorithm, None if floor is None else 100 * floor.mean, 100 * found.mean,

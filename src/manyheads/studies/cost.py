@@ -116,8 +116,8 @@ def _passes_a_round(trial: Trial) -> float:
         steps = options.get(f"{unit}steps")
         return options.get(f"{unit}epochs", 0) if steps is None else steps * step
 
-    models = 2 if trial.experiment.algorithm.name == "ditto" else 1
-    return _FORWARD * passes("head_") + passes("body_") + models * passes("")
+    whole = trial.experiment.algorithm.num_models * passes("")
+    return _FORWARD * passes("head_") + passes("body_") + whole
 
 
 def _bytes(trial: Trial) -> float:

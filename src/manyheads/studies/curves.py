@@ -3,9 +3,10 @@
 Time is simulated: every worker a machine of its own. The paper's is that of its three GPUs.
 """
 
+from manyheads.algorithms import title_of
 from manyheads.report.pictures import curves
 from manyheads.studies.lines import ACCURACY, ROUND, TIME, along
-from manyheads.studies.results import Report, Results, title
+from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -29,7 +30,11 @@ def _report(results: Results, report: Report) -> None:
                 line
                 for place, algorithm in enumerate(_ALGORITHMS)
                 for line in along(
-                    title(algorithm), place, results.runs(dirichlet=dirichlet, algorithm=algorithm), x, "accuracy_mean"
+                    title_of(algorithm),
+                    place,
+                    results.runs(dirichlet=dirichlet, algorithm=algorithm),
+                    x,
+                    "accuracy_mean",
                 )
             ]
             if lines:

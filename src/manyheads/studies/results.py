@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manyheads.algorithms import title_of
 from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
 from manyheads.report.drawing import Picture
@@ -108,11 +107,6 @@ def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
     groups = list(groups)
     shared = set.intersection(*({run.seed for run in group} for group in groups)) if groups else set()
     return [[run for run in group if run.seed in shared] for group in groups]
-
-
-def title(algorithm: str) -> str:
-    """An algorithm's name as the paper writes it."""
-    return title_of(algorithm)
 
 
 def percent(stat: Stat | None) -> str:

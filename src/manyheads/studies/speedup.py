@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.algorithms import DePRL
+from manyheads.algorithms import DePRL, title_of
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end, stat
 from manyheads.report.pictures import Axis, Line, curves
 from manyheads.studies.published import SpeedCell, data_title, speeds
-from manyheads.studies.results import NOTHING, Report, Results, percent, points, shared_seeds, title
+from manyheads.studies.results import NOTHING, Report, Results, percent, points, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -39,12 +39,12 @@ _ROUNDS = 200
 _MEASURES = {"theory_grad_phi": "squared gradient norm of the representation", "train_loss": "train loss"}
 
 
-def ladder(size: Size, algorithms: Sequence[str] = ALGORITHMS, workers: Sequence[int] = WORKERS) -> list[Trial]:
+def ladder(size: Size, algorithms: Sequence[str] = ALGORITHMS) -> list[Trial]:
     """Different numbers of workers on one data set, on a ring or with a server, scored in every round."""
     return [
         size.trial(algorithm, data, DIRICHLET, workers=count, seed=seed, every=1)
         for data in size.data(*DATA)
-        for count in workers
+        for count in WORKERS
         for algorithm in algorithms
         for seed in size.seeds
     ]
@@ -72,13 +72,13 @@ def _table5(results: Results, report: Report) -> None:
             numbers.append([data, count, algorithm, *theirs, accuracy and 100 * accuracy, *times])
         rows.append(line)
     kinds = ("accuracy, %", "convergence, s", "to accuracy, s")
-    report.add_table(["data", "workers", *(f"{title(a)}: {kind}" for a in ALGORITHMS for kind in kinds)], rows)
+    report.add_table(["data", "workers", *(f"{title_of(a)}: {kind}" for a in ALGORITHMS for kind in kinds)], rows)
     names = ("final_accuracy", "convergence_time", "time_to_accuracy")
     sides = [f"{side}_{name}" for side in ("paper", "ours") for name in names]
     report.add_csv(["data", "workers", "algorithm", *sides], numbers)
     for data in results.values("data"):
         lines = [
-            _speed_line(title(algorithm), place, times)
+            _speed_line(title_of(algorithm), place, times)
             for place, algorithm in enumerate(ALGORITHMS)
             if len(times := _by_workers(results, convergence_time, data=data, algorithm=algorithm)) > 1
         ]

@@ -10,12 +10,13 @@ from functools import partial
 from itertools import combinations, groupby
 from typing import Any, NamedTuple
 
+from manyheads.algorithms import title_of
 from manyheads.new_workers import NewWorkers
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end
 from manyheads.studies.gaps import Gap, Panel, side_by_side
 from manyheads.studies.published import Cell, accuracies, data_title
-from manyheads.studies.results import Report, Results, percent, points, shared_seeds, title
+from manyheads.studies.results import Report, Results, percent, points, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, joined
 
@@ -74,7 +75,7 @@ def _report(table: int, results: Results, report: Report) -> None:
     rows = list(dict.fromkeys((place.data, place.dirichlet) for place in asked))
     columns = list(dict.fromkeys((place.graph, place.algorithm) for place in asked))
     several = len({graph for graph, _ in columns}) > 1
-    names = [f"{graph}: {title(algorithm)}" if several else title(algorithm) for graph, algorithm in columns]
+    names = [f"{graph}: {title_of(algorithm)}" if several else title_of(algorithm) for graph, algorithm in columns]
     header = ["data", "Dirichlet", "floor", *names]
     runs = {place: results.runs(**place._asdict()) for place in asked}
     ours = {place: at_end(found, "accuracy_mean") for place, found in runs.items()}
@@ -174,7 +175,7 @@ def _compare_order(report: Report, runs: dict[_Place, list[Finished]], paper: di
             if gap * theirs > 0:
                 agreed += 1
             else:
-                methods = f"{title(one.algorithm)} over {title(other.algorithm)}"
+                methods = f"{title_of(one.algorithm)} over {title_of(other.algorithm)}"
                 where = f"{data_title(data)}, {dirichlet:g}, {graph}"
                 against.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
     if agreed or against:

@@ -1,18 +1,16 @@
 """Who mixes with whom and with which weights: graph specs, mixing matrices by round, their checks and pictures."""
 
-from manyheads.topology.graphs import Graph, brief, is_graph, parse_graph
+from manyheads.topology.graphs import brief, is_graph, parse_graph
 from manyheads.topology.layout import edges, layout
 from manyheads.topology.mixing import WEIGHTS, GraphMixing, build_mixing
 from manyheads.topology.rows import Mixing, Rows, check
-from manyheads.topology.spectrum import Spectrum, describe, spectral
+from manyheads.topology.spectrum import describe, spectral
 
 __all__ = [
     "WEIGHTS",
-    "Graph",
     "GraphMixing",
     "Mixing",
     "Rows",
-    "Spectrum",
     "brief",
     "build_mixing",
     "check",

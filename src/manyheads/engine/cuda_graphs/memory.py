@@ -46,7 +46,6 @@ class MemoryPlan:
     """What one of them takes: its weights at work and its activations."""
     data: int
     rows_on_host: bool = False
-    libraries: int = _LIBRARIES
 
     @property
     def rows(self) -> int:
@@ -65,7 +64,7 @@ class MemoryPlan:
     @property
     def device(self) -> int:
         """What the device must hold."""
-        return self.work + self.data + self.libraries + self.rows - self.host
+        return self.work + self.data + _LIBRARIES + self.rows - self.host
 
     def fits(self, free: int, host: int | None = None) -> bool:
         """Whether so many bytes on the device, and on the host for the fewest copies, are enough; None: any number."""
@@ -173,6 +172,6 @@ def describe(plan: MemoryPlan, host: int | None = None) -> list[tuple[str, str]]
         (f"rows of {plan.num_workers} workers, {_COPIES} copies, in {where}", human_bytes(plan.rows) + short),
         (f"training: {lanes}", human_bytes(plan.work)),
         ("data", human_bytes(plan.data)),
-        ("libraries", human_bytes(plan.libraries)),
+        ("libraries", human_bytes(_LIBRARIES)),
         ("device memory in all", human_bytes(plan.device)),
     ]
