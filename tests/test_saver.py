@@ -1,6 +1,5 @@
-"""When a run is kept, that it is taken up as it was, and what is kept of it at its end."""
+"""When a run is kept, and what is kept of it at its end."""
 
-import copy
 import json
 import os
 from dataclasses import replace
@@ -12,10 +11,9 @@ from safetensors.torch import load_file
 
 from manyheads.algorithms import DPSGD, REGISTRY, DePRL, Local
 from manyheads.checkpoint import Checkpoints, latest_round
-from manyheads.errors import UserError
 from manyheads.metrics.similarity import mean_off_diagonal
 from manyheads.rounds import run, train
-from manyheads.saver import Saver, restore
+from manyheads.saver import Saver
 from manyheads.store import RunDirectory
 
 
@@ -98,38 +96,6 @@ def test_the_last_round_is_always_kept(lab, tmp_path: Path):
     runtime = replace(lab.cpu, out=tmp_path, checkpoint_every=2)
     assert len(list(train(lab.tiny(DePRL(), rounds=3), runtime))) == 3
     assert latest_round(tmp_path / "checkpoint") == 3
-
-
-def test_a_run_is_taken_up_as_it_was(made):
-    saver, state = made(checkpoint_every=1)
-    traffic = saver.session.ctx.network.traffic
-    traffic.sent += 7
-    traffic.on_wire = 5
-    saver.keep(1, state, 2.5, 1.5, None)
-    other, _ = made()
-    snapshot, notes = other.load()
-    assert snapshot is not None and notes == []
-    assert (snapshot.round, snapshot.seconds, snapshot.simulated_seconds) == (1, 2.5, 1.5)
-    again = restore(other.session, snapshot)
-    assert all(torch.equal(leaf, again.params[name]) for name, leaf in state.params.items())
-    counted = other.session.ctx.network.traffic
-    assert (counted.sent == traffic.sent).all() and counted.on_wire == 5
-
-
-def test_a_run_is_not_continued_with_another_net(lab, tmp_path: Path):
-    """A factory counts by its name, whatever it makes."""
-    first = torch.nn.Linear(6, 4)
-
-    def net() -> torch.nn.Module:
-        return torch.nn.Sequential(copy.deepcopy(first), torch.nn.ReLU(), torch.nn.Linear(first.out_features, 3))
-
-    experiment, runtime = lab.tiny(DePRL(), model=net), replace(lab.cpu, out=tmp_path / "run")
-    list(train(experiment, runtime))
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
-    for first in (torch.nn.Linear(6, 5), torch.nn.Linear(6, 4).requires_grad_(False)):  # noqa: B007 (the net's)
-        with pytest.raises(UserError, match=r"begun with another net \(representation\.0\.weight differs\)"):
-            list(train(replace(experiment, rounds=9), runtime))
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", REGISTRY)

@@ -139,20 +139,3 @@ class Saver:
             size = sum(leaf.numel() * leaf.element_size() for leaf in (state.params | state.buffers).values())
             self.next_cost = size / _DISK_BYTES_PER_SECOND
         return self.spent + self.next_cost <= _CHECKPOINT_SHARE * (seconds - self.before)
-
-
-def restore(session: Session, snapshot: Snapshot) -> State:
-    """A checkpoint's state, put where the session trains; the network goes on counting from there."""
-    first, kept = session.ctx.initial, {**snapshot.params, **snapshot.buffers}
-    wanted = {name: leaf.shape[1:] for name, leaf in {**first.params, **first.buffers}.items()}
-    # A factory counts by its name: what it makes may have changed.
-    changed = [name for name, shape in wanted.items() if name not in kept or kept[name].shape[1:] != shape]
-    if changed := [*changed, *(name for name in session.ctx.model.constants if name in kept)]:
-        raise UserError(
-            f"the run was begun with another net ({changed[0]} differs): put it back, or choose another --out."
-        )
-    traffic = session.ctx.network.traffic
-    traffic.sent, traffic.received = snapshot.sent.copy(), snapshot.received.copy()
-    traffic.on_wire = snapshot.on_wire
-    engine = session.ctx.engine
-    return State(engine.place(snapshot.params), engine.place(snapshot.buffers))

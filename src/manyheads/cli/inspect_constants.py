@@ -62,7 +62,7 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     from manyheads.metrics.estimate import gradient_noise, smoothness, variability
     from manyheads.metrics.theorem import theorem_constants
     from manyheads.metrics.theory import at_mean
-    from manyheads.saver import restore
+    from manyheads.start import restore
     from manyheads.topology import is_graph
 
     ctx, algorithm, parts = session.ctx, session.experiment.algorithm, (REPRESENTATION, HEAD)

@@ -1,0 +1,107 @@
+"""Where a run begins or goes on: its directory opened and locked, and the state that it takes up."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from manyheads.algorithms.base import State
+from manyheads.checkpoint import Snapshot
+from manyheads.errors import UserError
+from manyheads.files import locked
+from manyheads.models.split import constants_of
+from manyheads.saver import Saver
+from manyheads.session import Session
+from manyheads.sites import refuse_others
+from manyheads.store import RunDirectory
+from manyheads.store.layout import PARTITION
+
+
+@dataclass(frozen=True)
+class Start:
+    """The rounds that are done, the state after them, and what they took."""
+
+    round: int
+    state: State
+    seconds: float = 0.0
+    simulated_seconds: float = 0.0
+
+
+def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirectory:
+    """The run directory, locked for as long as ``held`` is."""
+    sites, sharers = session.sites, session.sharers
+    if sites:
+        refuse_others(path, session.ctx.network.workers)
+        # Before anybody makes a folder.
+        begun = session.processes.total(path.exists())
+        if sites.away and not begun:
+            raise sites.never_there(session.experiment.data)
+    if sharers.rank > 0:
+        return RunDirectory(path)
+    resume, content = session.runtime.resume, session.everyone.content
+    directory = RunDirectory.open(path, session.experiment, resume=resume, patience=sharers.patience, content=content)
+    held.enter_context(locked(directory.path, sharers.patience))
+    return directory
+
+
+def is_finished(session: Session, directory: RunDirectory) -> bool:
+    """Whether the directory holds all rounds that are asked for, at every site."""
+    rounds = session.ctx.rounds
+    # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
+    held = directory.finished_rounds() if session.sharers.rank == 0 else 0
+    finished = held >= rounds
+    count = session.processes.total(finished)
+    if not count:
+        return False
+    if session.sites and count < session.processes.count:
+        # All end here: torchrun lets none go before the last.
+        whose = "this site has ended" if finished else "other sites have ended"
+        others = "others have not" if finished else "this one has not"
+        raise UserError(f"{whose} these {rounds} rounds and {others}: give all of them more --rounds.")
+    what = f"{held} rounds, and its result is that of the last" if held > rounds else f"these {rounds} rounds"
+    session.notes.append(f"{directory.path} already holds {what}: nothing to do.")
+    return True
+
+
+def take_up(session: Session, saver: Saver) -> Start:
+    """Where the run goes on: at its newest good checkpoint, or at its beginning."""
+    directory, processes, sites = saver.directory, session.processes, session.sites
+    snapshot, notes = saver.load()
+    session.notes.extend(notes)
+    state = restore(session, snapshot) if snapshot else session.experiment.algorithm.init(session.ctx)
+    if session.sharers.rank == 0:
+        directory.keep_constants(constants_of(session.ctx.model))
+    round = snapshot.round if snapshot else 0
+    if sites:
+        everywhere = [*map(int, processes.texts(str(round)))]
+        round = sites.take_up(directory.path, session.ctx.network.workers, everywhere)
+        session.notes.extend(sites.disturbances)
+        if processes.decide(sites.overdue()):
+            raise sites.given_up()
+    if session.sharers.rank == 0:
+        directory.cut_back(round)
+        if (directory.path / PARTITION).exists():
+            session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
+        session.everyone.save(directory.path / PARTITION)
+    if snapshot is None:
+        return Start(round, state)
+    if round == session.ctx.rounds:
+        # Killed between its last checkpoint and its summary.
+        saver.finish(state, directory.record(round))
+    return Start(round, state, snapshot.seconds, snapshot.simulated_seconds)
+
+
+def restore(session: Session, snapshot: Snapshot) -> State:
+    """A checkpoint's state, put where the session trains; the network goes on counting from there."""
+    first, kept = session.ctx.initial, {**snapshot.params, **snapshot.buffers}
+    wanted = {name: leaf.shape[1:] for name, leaf in {**first.params, **first.buffers}.items()}
+    # A factory counts by its name: what it makes may have changed.
+    changed = [name for name, shape in wanted.items() if name not in kept or kept[name].shape[1:] != shape]
+    if changed := [*changed, *(name for name in session.ctx.model.constants if name in kept)]:
+        raise UserError(
+            f"the run was begun with another net ({changed[0]} differs): put it back, or choose another --out."
+        )
+    traffic = session.ctx.network.traffic
+    traffic.sent, traffic.received = snapshot.sent.copy(), snapshot.received.copy()
+    traffic.on_wire = snapshot.on_wire
+    engine = session.ctx.engine
+    return State(engine.place(snapshot.params), engine.place(snapshot.buffers))

@@ -1,0 +1,67 @@
+"""Where a run goes on: with what it had, in the net it was begun with, and without a second copy of its rows."""
+
+import copy
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from manyheads.algorithms import DPSGD, DePRL
+from manyheads.errors import UserError
+from manyheads.rounds import run, train
+from manyheads.saver import Saver
+from manyheads.session import Session
+from manyheads.start import restore, take_up
+from manyheads.store import RunDirectory
+
+
+def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
+    def opened() -> tuple[Session, Saver]:
+        session = lab.opened(lab.tiny(DePRL(), rounds=100))
+        session = replace(session, runtime=replace(session.runtime, checkpoint_every=1))
+        return session, Saver(session, RunDirectory.open(tmp_path / "run", session.experiment, resume=False))
+
+    session, saver = opened()
+    state, traffic = session.experiment.algorithm.init(session.ctx), session.ctx.network.traffic
+    traffic.sent += 7
+    traffic.on_wire = 5
+    saver.keep(1, state, 2.5, 1.5, None)
+    again, other = opened()
+    start = take_up(again, other)
+    assert (start.round, start.seconds, start.simulated_seconds) == (1, 2.5, 1.5)
+    assert all(torch.equal(leaf, start.state.params[name]) for name, leaf in state.params.items())
+    counted = again.ctx.network.traffic
+    assert (counted.sent == traffic.sent).all() and counted.on_wire == 5
+
+
+def test_the_rows_that_a_run_goes_on_from_are_let_go(lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    runtime, taken = replace(lab.cpu, out=tmp_path / "run"), []
+    list(train(lab.tiny(DPSGD(), rounds=1), runtime))
+
+    def watched(session, snapshot):
+        state = restore(session, snapshot)
+        taken.extend(weakref.ref(leaf) for leaf in state.params.values())
+        return state
+
+    monkeypatch.setattr("manyheads.start.restore", watched)
+    steps = run(replace(lab.opened(lab.tiny(DPSGD(), rounds=3)), runtime=runtime))
+    assert next(steps).round == 2
+    assert taken and not any(leaf() is not None for leaf in taken)
+
+
+def test_a_run_is_not_continued_with_another_net(lab, tmp_path: Path):
+    """A factory counts by its name, whatever it makes."""
+    first = torch.nn.Linear(6, 4)
+
+    def net() -> torch.nn.Module:
+        return torch.nn.Sequential(copy.deepcopy(first), torch.nn.ReLU(), torch.nn.Linear(first.out_features, 3))
+
+    experiment, runtime = lab.tiny(DePRL(), model=net), replace(lab.cpu, out=tmp_path / "run")
+    list(train(experiment, runtime))
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for first in (torch.nn.Linear(6, 5), torch.nn.Linear(6, 4).requires_grad_(False)):  # noqa: B007 (the net's)
+        with pytest.raises(UserError, match=r"begun with another net \(representation\.0\.weight differs\)"):
+            list(train(replace(experiment, rounds=9), runtime))
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
