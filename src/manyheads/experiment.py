@@ -12,16 +12,19 @@ import torch
 from torch import nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
+from manyheads.algorithms.base import Schedule
 from manyheads.algorithms.deprl import DePRL
 from manyheads.algorithms.phases import WHOLE
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
 from manyheads.data.partition import parse_split
+from manyheads.data.test_split import TestSplit
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
 from manyheads.identity import described
 from manyheads.models import Split, build
+from manyheads.models.registry import Norm
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import Recipe, step_seconds
 
@@ -39,13 +42,13 @@ class Experiment:
     """Net: a name, or package.module:factory."""
     head: str | None = None
     """Name of the module the head begins with; 'all' or 'none'. Default: the last layer."""
-    norm: Literal["shared", "local", "group"] = "shared"
+    norm: Norm = "shared"
     """BatchNorm: statistics shared with the representation, kept local, or GroupNorm in its place."""
     workers: int = 16
     """Number of workers."""
     split: str | None = None
     """Who holds what: dirichlet:A, iid, shards:K or natural. Default: dirichlet:0.3 (natural of data by worker)."""
-    test_split: Literal["shared", "overlap", "reweighted"] = "shared"
+    test_split: TestSplit = "shared"
     """Test shards: disjoint in the train split's proportions, overlapping, or the whole test pool reweighted."""
     relabel: bool = False
     """Every worker names the classes in its own order."""
@@ -79,7 +82,7 @@ class Experiment:
     """Largest gradient norm; 0 turns clipping off."""
     decay: float | None = None
     """Factor on the rates after each round."""
-    schedule: Literal["decay", "corollary"] = "decay"
+    schedule: Schedule = "decay"
     """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
     precision: Precision | None = None
     """Numbers of the training: float64, float32, tf32 or bf16. Default: tf32 on a GPU, else float32."""

@@ -42,6 +42,9 @@ class State:
     buffers: Buffers
 
 
+Schedule = Literal["decay", "corollary"]
+
+
 @dataclass(frozen=True)
 class Rates:
     """The optimiser of every phase and how its rates change over rounds."""
@@ -52,7 +55,7 @@ class Rates:
     weight_decay: float
     clip: float | None
     decay: float
-    schedule: Literal["decay", "corollary"]
+    schedule: Schedule
 
     def sgd(self, round: int, *, head: bool = False) -> SGD:
         """The optimiser in a round: ``lr * decay**round``, or constant under Corollary 1's schedule."""

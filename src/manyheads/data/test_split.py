@@ -1,6 +1,7 @@
 """How the test samples are dealt to workers, so that everyone is tested on the mixture it trains on."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -22,7 +23,7 @@ class Entries:
     """How much each entry counts in evaluation, [entries] float32, with mean 1 in every worker; None: all the same."""
 
 
-TEST_SPLITS = ("shared", "overlap", "reweighted")
+TestSplit = Literal["shared", "overlap", "reweighted"]
 
 
 def split_test(kind: str, data: Dataset, partition: Partition, seed: int) -> Entries:
@@ -49,7 +50,7 @@ def split_test(kind: str, data: Dataset, partition: Partition, seed: int) -> Ent
         return _overlap(mixture, test_label, rng)
     if kind == "reweighted":
         return _reweighted(mixture, test_label)
-    raise unknown("test split", kind, TEST_SPLITS)
+    raise unknown("test split", kind, get_args(TestSplit))
 
 
 def by_owner(owner: np.ndarray, workers: int) -> Entries:
