@@ -2,11 +2,14 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from manyheads.algorithms import DPSGD, DePRL, FedRep, FedRoD, Local
+from manyheads.data.arrays import from_arrays
 from manyheads.errors import UserError
+from manyheads.rounds import train
 
 
 def test_single_samples_and_batchnorm_exclude_each_other(lab):
@@ -66,3 +69,69 @@ def test_a_regression_needs_a_loss_that_gives_every_sample_a_number_of_its_own(l
 def test_a_transform_keeps_the_shape(lab, wrong, found):
     with pytest.raises(UserError, match=rf"the transform gives {found} for 3 samples: .* \[3, 6\]"):
         lab.opened(lab.tiny(DePRL(), transform=wrong))
+
+
+class Tagger(torch.nn.Module):
+    """Scores for each of two places in a sample, [samples, 2, 3]."""
+
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.body, self.out = torch.nn.Linear(3, 5), torch.nn.Linear(5, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.body(x.unflatten(1, (2, 3))).tanh())
+
+
+def test_outputs_are_one_score_for_each_class_unless_the_loss_is_ones_own(lab):
+    with pytest.raises(UserError, match=r"gives 2x3 outputs for 3 classes: give it 3, or a loss of your own"):
+        lab.opened(lab.tiny(DePRL(), model=Tagger))
+    few = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    with pytest.raises(UserError, match=r"gives 2 outputs for 3 classes: give it 3, or"):
+        lab.opened(lab.tiny(DePRL(), model=few))
+    data = lab.blobs()
+    from_one = replace(data, y_train=data.y_train + 1, y_test=data.y_test + 1, num_classes=4)
+    with pytest.raises(UserError, match=r"give it 4 \(labels run from 1 to 3: number them from 0\), or"):
+        lab.opened(lab.tiny(DePRL(), data=from_one, model=few))
+
+    def hinge(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (1 - output[:, 0] * (2.0 * (y > 0) - 1)).relu()
+
+    def right(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return ((output[:, 0] > 0) == (y > 0)).double()
+
+    one = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    lab.opened(lab.tiny(DePRL(), model=one, loss=hinge, metric=right))
+
+
+def test_a_loss_that_fails_is_told_in_one_line(lab):
+    def wrong(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (output[:, :2] - y).square().mean(1)
+
+    with pytest.raises(UserError, match=r"^the loss fails in .*compatibility.py, line \d+: RuntimeError: The size"):
+        lab.opened(lab.tiny(DePRL(), loss=wrong))
+
+
+class Reader(torch.nn.Module):
+    """Looks whole numbers up in a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = torch.nn.Embedding(9, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.table(x.long()).mean(1))
+
+
+def test_bytes_that_are_looked_up_in_a_table_are_refused(lab):
+    words, labels = np.arange(240).reshape(60, 4) % 9, np.arange(60) % 3
+    with pytest.raises(UserError, match=r"holds bytes, .* and representation.table looks them up in a table: give"):
+        lab.opened(lab.tiny(DePRL(), data=from_arrays(words.astype(np.uint8), labels), model=Reader, split="iid"))
+    lab.opened(lab.tiny(DePRL(), data=from_arrays(words, labels), model=Reader, split="iid"))
+
+
+def test_a_sample_that_the_net_cannot_take_is_told_with_the_round(lab):
+    words, labels = np.arange(240).reshape(60, 4) % 9, np.arange(60) % 3
+    words[17] = 9
+    experiment = lab.tiny(DePRL(), data=from_arrays(words, labels), model=Reader, split="iid")
+    with pytest.raises(UserError, match=r"^in round 1 your code fails in .*compatibility.py, line \d+: IndexError"):
+        list(train(experiment, lab.cpu))

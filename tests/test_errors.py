@@ -1,6 +1,9 @@
 """Errors a user can mend, in one line."""
 
-from manyheads.errors import UserError, one_line, unknown
+import pytest
+import torch
+
+from manyheads.errors import UserError, one_line, unknown, user_code
 
 
 def test_the_nearest_name_is_offered():
@@ -21,3 +24,32 @@ def test_nothing_near_is_nothing_offered():
 def test_a_message_is_one_line_that_no_terminal_obeys():
     assert one_line("a\x1b[31m b\n\n  c\td") == "a?[31m b c d"
     assert one_line(shown := one_line(3000 * "x\x07")) == shown and len(shown) == 2000
+
+
+def test_a_failure_of_the_users_code_is_one_line_with_its_place():
+    def broken():
+        raise KeyError("first\nsecond")
+
+    with pytest.raises(UserError) as caught, user_code("the loss"):
+        broken()
+    assert str(caught.value).startswith(f"the loss fails in {__file__}, line ")
+    assert str(caught.value).endswith(": KeyError: 'first\\nsecond'")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_what_is_not_surely_the_users_stays_as_it_is():
+    theirs, ours = {"__name__": "nets"}, {"__name__": "manyheads.engine"}
+    for scope in (theirs, ours):
+        exec("def look(table): return table['absent']", scope)
+    with pytest.raises(UserError, match="your code fails in <string>, line 1: KeyError: 'absent'"):
+        with_scope(theirs)
+    with pytest.raises(KeyError):
+        with_scope(ours)
+    for error in (UserError("as it is"), MemoryError("none left"), torch.OutOfMemoryError("CUDA out of memory")):
+        with pytest.raises(type(error), match=f"^{error}$"), user_code("the model"):
+            raise error
+
+
+def with_scope(scope):
+    call = compile("with user_code('your code', surely=False): look({})", "<ours>", "exec")
+    exec(call, {"__name__": "manyheads.rounds", "user_code": user_code, "look": scope["look"]})

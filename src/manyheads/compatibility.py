@@ -3,15 +3,16 @@
 import copy
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyheads.algorithms.base import Algorithm, Context
 from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Federation
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
-from manyheads.errors import UserError
+from manyheads.errors import UserError, user_code
 from manyheads.experiment import Experiment, Runtime
+from manyheads.initial import few_of
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split
 from manyheads.randomness import generator
@@ -29,9 +30,18 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
             f"{experiment.algorithm.name} trains two heads by losses of its own, for classes: leave your loss out, "
             "or choose another algorithm."
         )
+    x, y = few_of(federation.train.x, 3).to(experiment.dtype), few_of(federation.train.y, 3)
+    net = copy.deepcopy(model).eval()
+    looked_up = _lookups(net)
+    with torch.no_grad(), user_code("the model"):
+        output = net(x)
+    if federation.pixels is not None:
+        _check_lookups(looked_up)
+    if experiment.loss is None:
+        _check_scores(output, federation)
     for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
         if function is not None:
-            _check_per_sample(name, function, experiment.dtype, model, federation)
+            _check_per_sample(name, function, output, y.to(experiment.dtype) if y.is_floating_point() else y)
     if experiment.transform is not None:
         _check_transform(experiment.transform, experiment, federation)
 
@@ -63,14 +73,51 @@ def _check_head(experiment: Experiment, model: Split) -> None:
     )
 
 
-def _check_per_sample(name: str, function: Loss, dtype: torch.dtype, model: Split, federation: Federation) -> None:
+def _lookups(net: Split) -> dict[str, int]:
+    """The largest number that each table of a net is asked for, by its layer, as the net runs."""
+    largest: dict[str, int] = {}
+
+    def watch(name: str, layer: nn.Embedding) -> None:
+        def ask(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if layer.num_embeddings > 2 and inputs and inputs[0].numel():
+                largest[name] = max(largest.get(name, 0), int(inputs[0].max()))
+
+        layer.register_forward_pre_hook(ask)
+
+    for name, layer in net.named_modules():
+        if isinstance(layer, nn.Embedding):
+            watch(name, layer)
+    return largest
+
+
+def _check_lookups(looked_up: dict[str, int]) -> None:
+    """Refuse bytes that are meant as numbers of words: they have become fractions, all of them word 0."""
+    for name, largest in looked_up.items():
+        if largest <= 1:
+            raise UserError(
+                f"x holds bytes, which are taken as pixels from 0 to 1, and {name} looks them up in a table:"
+                " give whole numbers of another type, such as int64."
+            )
+
+
+def _check_scores(output: Tensor, federation: Federation) -> None:
+    """Refuse a net that does not give a sample one score for each class, which the loss for classes takes."""
+    shape, classes = list(output.shape[1:]), federation.num_classes or 0
+    if len(shape) == 1 and shape[0] >= classes:
+        return
+    lowest = min((int(part.y.min()) for part in (federation.train, federation.test) if len(part.y)), default=0)
+    labels = f" (labels run from {lowest} to {classes - 1}: number them from 0)" if lowest > 0 else ""
+    raise UserError(
+        f"the model gives {'x'.join(map(str, shape)) or 'one'} outputs for {classes} classes: give it {classes}"
+        f"{labels}, or a loss of your own in Python."
+    )
+
+
+def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> None:
     """Try the user's own loss or metric on a few samples: it must give every one a number that is its own."""
-    x, y = federation.train.x[:3].to(dtype), federation.train.y[:3]
-    y = y.to(dtype) if y.is_floating_point() else y
-    with torch.no_grad():
-        output = copy.deepcopy(model).eval()(x)
-        together, alone = (function(output[:count], y[:count]) for count in (len(x), 1))
-    for found, count in ((together, len(x)), (alone, 1)):
+    with torch.no_grad(), user_code(f"the {name}"):
+        together, alone = (function(output[:count], y[:count]) for count in (len(y), 1))
+    for found, count in ((together, len(y)), (alone, 1)):
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise UserError(
                 f"the {name} gives {_form(found)} for {count} samples: it must give one number a sample, "
@@ -86,9 +133,10 @@ def _check_per_sample(name: str, function: Loss, dtype: torch.dtype, model: Spli
 
 def _check_transform(transform: Transform, experiment: Experiment, federation: Federation) -> None:
     """Try the user's own transform on a few samples: another shape would be stretched over them all."""
-    x = federation.train.x[:3].to(experiment.dtype)
-    # A copy: a transform may change its inputs in place.
-    found = transform(x.clone(), generator(experiment.root, "transform/trial"))
+    x = few_of(federation.train.x, 3).to(experiment.dtype)
+    with user_code("the transform"):
+        # A copy: a transform may change its inputs in place.
+        found = transform(x.clone(), generator(experiment.root, "transform/trial"))
     if not isinstance(found, Tensor) or found.shape != x.shape:
         raise UserError(
             f"the transform gives {_form(found)} for {len(x)} samples: it must give a tensor of their shape, "

@@ -1,9 +1,12 @@
 """What a user did wrong, said in one line: what was given, what is allowed, what to do."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 _LONGEST_LINE = 2000
+_NOT_THE_USERS = {"manyheads", "torch", "numpy"}
 
 
 class UserError(ValueError):
@@ -16,6 +19,42 @@ class Diverged(UserError):
 
 class Passing(UserError):
     """One that may have passed when the same command is started again: somebody or something is not there just now."""
+
+
+@contextmanager
+def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
+    """Say in one line what goes wrong in the user's own code, and where; the cause stays behind it.
+
+    Not ``surely``: only where the code that fails was called by the user's.
+    """
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        place = _users_line(error)
+        if is_out_of_memory(error) or not (surely or place):
+            raise
+        said = str(error).strip().partition("\n")[0]
+        raise UserError(f"{what} fails{place}: {type(error).__name__}{f': {said}' if said else ''}") from error
+
+
+def _users_line(error: Exception) -> str:
+    """The last line of the user's that an error came through; empty: through none."""
+    found, at = "", error.__traceback__
+    while at is not None:
+        package = str(at.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in _NOT_THE_USERS and package not in sys.stdlib_module_names:
+            found = f" in {at.tb_frame.f_code.co_filename}, line {at.tb_lineno}"
+        at = at.tb_next
+    return found
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """torch has an error of its own for GPUs, and a plain RuntimeError for the host's memory."""
+    if isinstance(error, RuntimeError):
+        return "out of memory" in str(error) or "can't allocate memory" in str(error)
+    return isinstance(error, MemoryError)
 
 
 def one_line(message: str) -> str:

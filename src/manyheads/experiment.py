@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.base import Schedule
@@ -191,10 +191,15 @@ class Experiment:
         """Type of the weights that are kept and mixed."""
         return torch.float64 if self.precision == "float64" else torch.float32
 
-    def build_net(self, input_shape: tuple[int, ...], num_outputs: int, *, seed: int) -> Split:
-        """The net that the algorithm trains on samples [*input_shape], its weights a function of the seed."""
+    def build_net(
+        self, input_shape: tuple[int, ...], num_outputs: int, *, seed: int, example: Tensor | None = None
+    ) -> Split:
+        """The net that the algorithm trains on samples [*input_shape], its weights a function of the seed.
+
+        It is tried on ``example``, some samples [B, ...]; without any it is taken as one that has been tried before.
+        """
         with torch_seed(seed):
-            net = build(self.recipe.model, input_shape, num_outputs, head=self.head, norm=self.norm)
+            net = build(self.recipe.model, input_shape, num_outputs, head=self.head, norm=self.norm, example=example)
         # Not by net.to(), which would leave complex numbers nothing but their real part.
         return self.algorithm.prepare(net.double() if self.dtype == torch.float64 else net.float())
 

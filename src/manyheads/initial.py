@@ -26,12 +26,17 @@ def num_outputs(federation: Federation) -> int:
     return 1 if y.ndim == 1 else y.shape[1]
 
 
+def few_of(values: Tensor, count: int = 4) -> Tensor:
+    """Some samples or targets to try things on, [count, ...], from all over those there are."""
+    return values[torch.linspace(0, len(values) - 1, count).round().long()]
+
+
 def initial_model(experiment: Experiment, federation: Federation) -> Split:
     """The net with its first weights, a function of the seed, in the experiment's precision."""
     if 0 in federation.input_shape:
         raise UserError(f"samples of shape {list(federation.input_shape)} hold no numbers: give x with features.")
-    seed = key(experiment.root, "weights")
-    model = experiment.build_net(federation.input_shape, num_outputs(federation), seed=seed)
+    seed, example = key(experiment.root, "weights"), few_of(federation.train.x)
+    model = experiment.build_net(federation.input_shape, num_outputs(federation), seed=seed, example=example)
     hold_still(model)
     for name, leaf in {**model.state_dict(), **constants_of(model)}.items():
         if leaf.dtype not in DTYPES:

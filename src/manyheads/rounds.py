@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
 
+from manyheads.errors import user_code
 from manyheads.experiment import Experiment, Runtime
 from manyheads.measure import check_finite, checked_loss, make_record, measure
 from manyheads.metrics.clock import Clock, Speed
@@ -58,19 +59,30 @@ def run(session: Session) -> Iterator[Step]:
     if out is None:
         if sites and sites.away:
             raise sites.never_there(experiment.data)
-        return _rounds(session, Start(0, experiment.algorithm.init(session.ctx)), None)
+        return _guarded(_rounds(session, Start(0, experiment.algorithm.init(session.ctx)), None), 0)
     with ExitStack() as held:
         directory = open_directory(session, session.folder(out), held)
         if is_finished(session, directory):
             return iter(())
         saver = Saver(session, directory)
-        steps = _rounds(session, take_up(session, saver), saver)
-        return _holding(held.pop_all(), steps)
+        start = take_up(session, saver)
+        return _holding(held.pop_all(), _guarded(_rounds(session, start, saver), start.round))
 
 
 def _holding(held: ExitStack, steps: Iterator[Step]) -> Iterator[Step]:
     with held:
         yield from steps
+
+
+def _guarded(steps: Iterator[Step], done: int) -> Iterator[Step]:
+    """The steps after round ``done``; one in which code of the user's fails, as a net on an odd sample, says so."""
+    while True:
+        with user_code(f"in round {done + 1} your code", surely=False):
+            step = next(steps, None)
+        if step is None:
+            return
+        done = step.round
+        yield step
 
 
 def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Step]:

@@ -268,6 +268,8 @@ def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterato
         yield f"requires_grad=False: {first}{more} will stay as given, alike for all workers."
         if shares_nothing(experiment.algorithm, model):
             yield f"{experiment.algorithm.name} has no weights to share: each worker trains its head alone."
+    if model.mixes_samples:
+        yield "A sample's output depends on the others in its batch (is batch_first missing?): engine 'loop'."
     if random_module := needs_loop(model):
         yield f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round."
 

@@ -139,7 +139,7 @@ def test_impossible_speeds_are_refused(wrong: dict[str, float]) -> None:
 def test_measuring_leaves_the_net_and_torch_alone() -> None:
     net = build("mlp:8", (6,), 3)
     before, threads = {name: leaf.clone() for name, leaf in net.state_dict().items()}, torch.get_num_threads()
-    small, large = (measure_step_seconds(net, (6,), size) for size in (1, 4000))
+    small, large = (measure_step_seconds(net, torch.rand(size, 6)) for size in (1, 4000))
     assert 0 < small < large < 10
     assert torch.get_num_threads() == threads
     assert all(torch.equal(leaf, before[name]) for name, leaf in net.state_dict().items())

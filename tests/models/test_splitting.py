@@ -1,8 +1,11 @@
 """Splitting by a head's name, and what trials find out on the way: what draws, and what looks at other samples."""
 
 import copy
+import random
 import threading
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -160,6 +163,95 @@ def test_a_wrong_head_or_module_is_refused_in_one_line(module: nn.Module, head: 
         split(module, head, X)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+class Ending(nn.Module):
+    """A net that does something more with what its last layer gives."""
+
+    def __init__(self, ending: str) -> None:
+        super().__init__()
+        self.body, self.out, self.ending = nn.Linear(6, 5), nn.Linear(5, 3), ending
+        self.dropout, self.two = nn.Dropout(0.5), nn.Bilinear(5, 5, 3)
+        nn.init.constant_(self.out.bias, 3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.body(x).tanh()
+        y = self.out(0.1 * h)
+        return {
+            "nothing": lambda: y.contiguous(),
+            "clamp": lambda: y.clamp(0, 9),
+            "relu": lambda: y.relu(),
+            "in place": lambda: y.relu_(),
+            "mask": lambda: y.masked_fill(x[:, :3] > 2, -1e4),
+            "dropout": lambda: self.dropout(y),
+            "when it is used": lambda: y if self.training else y + 0,
+            "row": lambda: y.unsqueeze(1),
+            "not it": lambda: h,
+        }[self.ending]()
+
+
+@pytest.mark.parametrize("ending", ["clamp", "relu", "in place", "mask", "dropout", "when it is used", "row", "not it"])
+def test_what_follows_the_head_is_noticed_even_where_it_does_nothing(ending: str) -> None:
+    """On these samples every output is positive, small and allowed."""
+    with pytest.raises(UserError, match="head 'out' is not the last thing"):
+        split(Ending(ending), "out", X)
+
+
+def test_a_net_may_give_what_its_head_gives_by_another_name() -> None:
+    split(Ending("nothing"), "out", X)
+
+
+class Picky(nn.Module):
+    """A net that takes no zeros."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not x.all():
+            raise ValueError("a zero")
+        return self.out(self.body(x))
+
+
+def test_a_net_that_is_known_is_not_tried_again() -> None:
+    with pytest.raises(UserError, match="fails on samples of shape 6: a zero"):
+        split(Picky(), None, torch.zeros(2, 6))
+    assert names(split(Picky(), None, torch.zeros(2, 6), known=True)) == names(split(Picky(), None, X + 2))
+
+
+class Drawing(nn.Module):
+    def __init__(self, draw: Callable[[], float]) -> None:
+        super().__init__()
+        self.draw = draw
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.draw() if self.training else x
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [lambda: random.random(), lambda: np.random.random()],  # noqa: NPY002 (a copy of the net draws from it)
+    ids=["python", "numpy"],
+)
+def test_a_net_that_draws_from_what_no_run_seeds_is_refused(draw: Callable[[], float]) -> None:
+    with pytest.raises(UserError, match=r"draws from Python's random or numpy's: draw from torch"):
+        split(chain(Drawing(draw)), None, X)
+
+
+def test_a_random_net_is_not_taken_for_one_that_mixes_samples() -> None:
+    assert not split(chain(Noise()), None, X).mixes_samples
+    assert split(chain(Noise(), Standardised()), None, X).mixes_samples
+
+
+def test_buffers_that_move_are_told_from_those_that_do_not() -> None:
+    module = chain(nn.BatchNorm1d(5))
+    module.register_buffer("constant", torch.ones(3))
+    moving = {f"representation.2.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")}
+    net = split(module, "none", X)
+    assert set(net.moving) == moving
+    head = split(chain(nn.BatchNorm1d(5)), "2", X).with_head("generic", detach=frozenset())
+    assert {name.partition(".")[0] for name in head.moving} == {"head", "generic"} and len(head.moving) == 6
 
 
 def test_a_head_that_shares_parameters_is_refused() -> None:

@@ -121,9 +121,10 @@ class Context:
 
     @cached_property
     def _statistics(self) -> frozenset[str]:
-        # No statistic begins infinite: that is a mask, as of attention, which the products of a GPU would make NaN.
-        buffers = self.initial.buffers.items()
-        return frozenset(n for n, leaf in buffers if leaf.is_floating_point() and leaf[:1].isfinite().all())
+        # What does not move is alike for all, as an encoding of positions. What begins infinite is a mask, which the
+        # products of a GPU would make NaN.
+        moving = {name: leaf for name, leaf in self.initial.buffers.items() if name in self.model.moving}
+        return frozenset(n for n, leaf in moving.items() if leaf.is_floating_point() and leaf[:1].isfinite().all())
 
     def mix(self, state: State, groups: Iterable[str], round: int) -> State:
         """Average some groups, and the statistics that travel with them, with the neighbours."""

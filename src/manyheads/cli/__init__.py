@@ -11,7 +11,7 @@ from threading import current_thread, main_thread
 from manyheads import __version__
 from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
-from manyheads.errors import Passing, UserError, one_line
+from manyheads.errors import Passing, UserError, is_out_of_memory, one_line
 from manyheads.machine import rank, started_together
 from manyheads.network.restarts import give_up
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or mend this one."
         )
     except Exception as error:
-        if _is_out_of_memory(error):
+        if is_out_of_memory(error):
             return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
         own = _line(f"{type(error).__name__}: {error}".partition("\n")[0])
         if (shown := _to_show(own)) == own:
@@ -97,13 +97,6 @@ def _parser() -> Parser:
     for command in (train, compare, join, report, study, inspect, export, predict):
         command.add(commands)
     return parser
-
-
-def _is_out_of_memory(error: Exception) -> bool:
-    """torch has an error of its own for GPUs, and a plain RuntimeError for the host's memory."""
-    if isinstance(error, RuntimeError):
-        return "out of memory" in str(error) or "can't allocate memory" in str(error)
-    return isinstance(error, MemoryError)
 
 
 def _fail(message: str, status: int = 2) -> int:

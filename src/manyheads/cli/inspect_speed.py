@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli import terminal
     from manyheads.cli.options import given
     from manyheads.experiment import Experiment, Runtime
-    from manyheads.initial import initial_model
+    from manyheads.initial import few_of, initial_model
     from manyheads.metrics.clock import measure_step_seconds
     from manyheads.models.split import constants_of
     from manyheads.parts import resolve
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     everything = data.federate(dataset, workers=1, split="iid", validation=0.0, seed=experiment.seed)
     model = initial_model(experiment, everything)
     with terminal.waiting(f"training {experiment.model}"):
-        seconds = measure_step_seconds(model, everything.input_shape, experiment.recipe.batch_size)
+        seconds = measure_step_seconds(model, few_of(everything.train.x, experiment.recipe.batch_size))
     trained, held = (
         sum(leaf.numel() for leaf in leaves) for leaves in (model.parameters(), constants_of(model).values())
     )

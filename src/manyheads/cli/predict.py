@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.parser import Commands, Parser, whole_number
-from manyheads.errors import UserError
+from manyheads.errors import UserError, user_code
 
 if TYPE_CHECKING:
     import numpy as np
@@ -143,6 +143,6 @@ def _predict(net: "nn.Module", x: "Tensor") -> "np.ndarray":
     import torch
 
     dtype = next(net.parameters()).dtype
-    with torch.inference_mode():
+    with torch.inference_mode(), user_code("the model"):
         parts = [net(part.to(dtype)).softmax(1) for part in x.split(_CHUNK)]
     return torch.cat(parts).numpy()

@@ -1,5 +1,6 @@
 """The general stacked kernel: any net without randomness of its own, through torch.func's vmap over workers."""
 
+import warnings
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from manyheads.errors import UserError
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, twin
 from manyheads.tree import Buffers, Params, add_prefix, select
+
+# Said of a layer at each place in the net, with a plea to its authors; that ``loop`` may be faster stands in the docs.
+warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
 
 
 class Outputs(nn.Module):

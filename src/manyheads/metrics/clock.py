@@ -10,7 +10,6 @@ same simulated time everywhere.
 import copy
 import time
 from dataclasses import dataclass
-from math import prod
 from statistics import median
 
 import numpy as np
@@ -70,11 +69,10 @@ class Clock:
         return torch.from_numpy(np.stack([traffic.sent, traffic.received], axis=1))
 
 
-def measure_step_seconds(model: Split, input_shape: tuple[int, ...], batch_size: int) -> float:
-    """Seconds that one training step of a net takes on one core of this machine: the median of a few."""
+def measure_step_seconds(model: Split, x: torch.Tensor) -> float:
+    """Seconds that one training step on samples ``x`` takes on one core of this machine: the median of a few."""
     net = copy.deepcopy(model).train()
-    dtype = next(net.parameters()).dtype
-    x = torch.linspace(-1, 1, batch_size * prod(input_shape), dtype=dtype).view(batch_size, *input_shape)
+    x = x.to(next(net.parameters()).dtype)
     descent = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
 
     def timed_step() -> float:

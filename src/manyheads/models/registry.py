@@ -5,12 +5,11 @@ import inspect
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
-from math import prod
 from pathlib import Path
 from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from manyheads.errors import UserError, unknown
 from manyheads.models.nets import NETS, mlp
@@ -40,8 +39,11 @@ def build(
     *,
     head: str | None = None,
     norm: Norm = "shared",
+    example: Tensor | None = None,
 ) -> Split:
     """A net for samples [*input_shape], with weights drawn from torch's global generator.
+
+    It is tried on ``example``, some samples [B, ...]; without any it is taken as one that has been tried before.
 
     ``model`` is a name (``mlp``, ``mlp:200,100``, ``vgg11``, ...), ``package.module:factory``, a factory or a module; a
     factory is called with nothing, or with ``input_shape`` and ``num_outputs`` where it asks for two arguments.
@@ -53,15 +55,9 @@ def build(
     if norm == "group":
         module = group_norm(module)
     like = next(module.parameters(), torch.empty(0))
-    # From 0 to 1: a net that looks its inputs up in a table takes no negative ones.
-    example = torch.linspace(0, 1, 2 * prod(input_shape), dtype=like.dtype, device=like.device).view(2, *input_shape)
-    net = split(module, head, example)
-    with torch.no_grad():
-        shape = net.eval()(example).shape
-    given = shape[-1] if len(shape) > 1 else 1
-    if given < num_outputs:
-        raise UserError(f"the model gives {given} outputs for {num_outputs} classes or targets: give it {num_outputs}.")
-    return net.train()
+    # Zeros will do to see the shapes of lazy layers.
+    given = torch.zeros(2, *input_shape) if example is None else example
+    return split(module, head, given.to(like.device, like.dtype), known=example is None)
 
 
 def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:

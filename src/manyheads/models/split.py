@@ -43,6 +43,8 @@ class Split(nn.Module):
         """Modules that were seen, in train mode, to give a sample another output beside other samples."""
         self.mixes_samples = False
         """Whether the net as a whole was seen to do so, BatchNorm apart, which leaves padding out."""
+        self.moving: tuple[str, ...] = ()
+        """Buffers that were seen to change in train mode: statistics, where others are constants or masks."""
         self.constants: tuple[str, ...] = ()
         """What ``hold_still`` took out of the parameters."""
 
@@ -83,6 +85,9 @@ class Split(nn.Module):
         new = twin(self)
         new.add_module(name, copy.deepcopy(self.get_submodule(self.head_names[0])))
         new.head_names = (*self.head_names, name)
+        first = f"{self.head_names[0]}."
+        copied = (f"{name}.{moving.removeprefix(first)}" for moving in self.moving if moving.startswith(first))
+        new.moving = (*self.moving, *copied)
         new.detached = detach
         return new
 

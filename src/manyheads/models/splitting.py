@@ -1,9 +1,11 @@
 """Any nn.Module made into a representation and a head, by the name of its head."""
 
 import copy
+import random
 from collections import Counter, OrderedDict
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,13 +17,13 @@ from manyheads.models.split import Split, statistics
 from manyheads.randomness import torch_seed
 
 
-def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
+def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool = False) -> Split:
     """Split a copy of a module by the dotted name of its head; ``example`` is a batch [B, ...] of at least two samples.
 
     Inside an nn.Sequential the head is everything from the named layer on; elsewhere the named module must be the last
     thing that forward applies, which is tried on the example. None: the last child that owns parameters, looked for
     inside one that alone does. ``all`` and ``none``: everything is the head, or nothing is. torch's Dropout and
-    BatchNorm are replaced by ours.
+    BatchNorm are replaced by ours. ``known``: it has been tried before, and only layers without a shape are run.
     """
     with torch.no_grad():
         if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
@@ -31,24 +33,54 @@ def split(module: nn.Module, head: str | None, example: Tensor) -> Split:
             module.train(training)
         whole = _copied(module).eval()
         with torch_seed(0):
-            expected = _try(whole, example)
+            expected = None if known else _try(whole, example)
         unshare_layers(whole)
         head = _last(whole) if head is None else head
+        ends = known or _ends_with(whole, head, example)
         representation, top, prefix = _separate(whole, head)
         net = Split(representation, {"head": top})
         net.head_layer, net.head_prefix = head, prefix
         replace_layers(net, lambda layer: _own_dropout(layer) or own_batchnorm(layer))
         # Alike for both: a net may draw random numbers at all times.
         with torch_seed(0):
-            agrees = _agrees(net.eval(), example, expected)
-        if not agrees:
+            agrees = expected is None or _agrees(net.eval(), example, expected)
+        if not (ends and agrees):
             raise UserError(
-                f"head '{head}' is not the last thing the model's forward applies: name the last layer,"
-                " or write the model as an nn.Sequential."
+                f"head '{head}' is not the last thing the model's forward applies: let one module with one input do all"
+                " that comes last, and name that; or say --head none, for no head at all."
             )
     if {id(p) for p in net.representation.parameters()} & {id(p) for p in top.parameters()}:
         raise UserError(f"head '{head}' shares parameters with the rest of the model: choose a head that owns its own.")
-    return _watched(net.train(), example)
+    return net.train() if known else _watched(net.train(), example)
+
+
+def _ends_with(whole: nn.Module, head: str, example: Tensor) -> bool:
+    """Whether what the head gives is what forward gives, in eval mode and in train mode.
+
+    To compare numbers would not do: what comes after the head may leave the example's as they are, as a ReLU does.
+    """
+    net = copy.deepcopy(whole)
+    modules = dict(net.named_modules(remove_duplicate=False))
+    if head in ("all", "none") or head not in modules or _is_in_sequentials(net, head):
+        return True
+    parent = modules[head.rpartition(".")[0]]
+    top = parent if type(parent) is nn.Sequential else modules[head]
+    given: list[tuple[object, int]] = []
+    top.register_forward_hook(lambda *call: given.append((call[-1], getattr(call[-1], "_version", 0))))
+    with torch.random.fork_rng(devices=[]):
+        for mode in (False, True):
+            given.clear()
+            output = _try(net.train(mode), example)
+            if not given or not _is_still(output, *given[-1]):
+                return False
+    return True
+
+
+def _is_still(output: Tensor, given: object, version: int) -> bool:
+    """Whether ``output`` shows the numbers of ``given``, into which nobody has written since."""
+    if not isinstance(given, Tensor) or output._version != version:
+        return False
+    return (output.data_ptr(), output.shape, output.stride()) == (given.data_ptr(), given.shape, given.stride())
 
 
 def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
@@ -60,11 +92,10 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
     owners = [name for name, layer in whole.named_modules() if name and any(True for _ in layer.parameters())]
     if head not in dict(whole.named_modules(remove_duplicate=False)):
         raise unknown("head", head, ["all", "none", *(n for n in owners if n.count(".") <= head.count("."))])
-    parts = head.split(".")
-    levels = [whole.get_submodule(".".join(parts[:k])) for k in range(len(parts))]
-    if all(type(level) is nn.Sequential for level in levels):
-        return *_sliced(whole, parts), ""
-    parent, (parent_name, _, child) = levels[-1], head.rpartition(".")
+    if _is_in_sequentials(whole, head):
+        return *_sliced(whole, head.split(".")), ""
+    parent_name, _, child = head.rpartition(".")
+    parent = whole.get_submodule(parent_name)
     if type(parent) is nn.Sequential:
         front, top = _sliced(parent, [child])
         put(whole, parent_name, front)
@@ -72,6 +103,12 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
     top = whole.get_submodule(head)
     put(whole, head, nn.Identity())
     return whole, top, f"{head}."
+
+
+def _is_in_sequentials(whole: nn.Module, head: str) -> bool:
+    """Whether all that the head lies in are nn.Sequentials, the net itself among them: they can be cut anywhere."""
+    parts = head.split(".")
+    return all(type(whole.get_submodule(".".join(parts[:k]))) is nn.Sequential for k in range(len(parts)))
 
 
 def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module]:
@@ -148,29 +185,46 @@ def _own_dropout(layer: nn.Module) -> nn.Module | None:
 
 
 def _watched(net: Split, example: Tensor) -> Split:
-    """Find what draws random numbers, and what looks beyond the sample, by trials in train mode.
+    """Find what draws random numbers, what looks beyond the sample, and what moves, by trials in train mode.
 
     One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
     """
     trial = copy.deepcopy(net)
     kept, seen = statistics(trial), _Seen(trial)
+    before = {name: buffer.clone() for name, buffer in kept.items()}
+    outside = _outside_generators()
+
+    def run(batch: Tensor) -> Tensor:
+        # What is drawn is the same every time, so that only the samples make a difference.
+        torch.manual_seed(0)
+        return _try(trial, batch)
+
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        _try(trial, example)
+        run(example)
         often, expected = {name for name, count in seen.calls.items() if count > 1}, dict(seen.first_rows)
         for layer in trial.modules():
             if isinstance(layer, BatchNorm):
                 layer.eval()
-        beside_others, beside_itself = _try(trial, example)[0], _try(trial, example[[0] * len(example)])[0]
+        beside_others, beside_itself = run(example)[0], run(example[[0] * len(example)])[0]
     for name, buffer in kept.items():
         if trial.get_buffer(name) is not buffer:
             raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
+    if _outside_generators() != outside:
+        raise UserError("the model's forward draws from Python's random or numpy's: draw from torch, which runs seed.")
     net.random = tuple(seen.drew)
+    net.moving = tuple(name for name, buffer in kept.items() if not torch.equal(buffer, before[name]))
     net.mixes_samples = not _alike(beside_others, beside_itself)
     net.varying = tuple(name for name, row in expected.items() if not _alike(seen.first_rows[name], row))
     for name, module in list(net.named_modules()):
         if isinstance(module, Dropout) and name in often:
             put(net, name, nn.Dropout(module.p))
     return net
+
+
+def _outside_generators() -> tuple[object, ...]:
+    """Where the generators stand that no run seeds."""
+    _, numbers, *rest = np.random.get_state()  # noqa: NPY002 (it is the user's who may draw from it)
+    return random.getstate(), np.asarray(numbers).tobytes(), rest
 
 
 class _Seen:
