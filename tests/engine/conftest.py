@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import pytest
 import torch
@@ -115,7 +116,8 @@ def make_problem(
     ``net`` is one of the library's nets, one of SMALL_NETS, or a factory.
     """
     with torch_seed(1):
-        model = build(SMALL_NETS.get(net, net), input_shape, CLASSES, head=head).to(dtype)
+        example = torch.linspace(0, 1, 2 * prod(input_shape)).view(2, *input_shape)
+        model = build(SMALL_NETS.get(net, net), input_shape, CLASSES, head=head, example=example).to(dtype)
         if generic:
             model = model.with_head("generic", detach=frozenset({"head"}))
         total = sum(sizes)

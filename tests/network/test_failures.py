@@ -197,14 +197,33 @@ def net(input_shape, num_outputs):
 """
 
 
-def test_an_error_is_shown_whole_and_once(start_together, tmp_path: Path) -> None:
+def test_a_failure_of_the_users_code_is_one_line(start_together, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     words = ("--model", "broken:net", "--out", tmp_path / "run")
-    started = start_together(4, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 4, machines=(0, 0, 1, 1))
-    assert only_line(started[2:]) == "manyheads (process 1): ZeroDivisionError: of all things"
+    started = start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 2)
+    where = f"in round 1 your code fails in {tmp_path / 'broken.py'}, line 8"
+    assert only_line(started) == f"manyheads (process 1): {where}: ZeroDivisionError: of all things"
+
+
+OURS = """
+import os, sys
+from manyheads import rounds
+from manyheads.cli import main
+
+if os.environ["RANK"] == "1":
+    rounds.checked_loss = None
+sys.exit(main())
+"""
+
+
+def test_an_error_is_shown_whole_and_once(start_together, tmp_path: Path) -> None:
+    program = tmp_path / "ours.py"
+    program.write_text(OURS)
+    started = start_together(4, program, *TRAIN, "--out", tmp_path / "run", machines=(0, 0, 1, 1))
+    assert only_line(started[2:]) == "manyheads (process 1): TypeError: 'NoneType' object is not callable"
     text = "\n".join(output(started[:2]))
-    assert text.count("ZeroDivisionError: of all things") == 1
-    assert text.count("Traceback") == 1 and "in forward" in text
+    assert text.count("TypeError: 'NoneType' object is not callable") == 1
+    assert text.count("Traceback") == 1 and "in _rounds" in text
     assert "was lost" not in text
 
 
