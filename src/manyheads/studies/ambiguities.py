@@ -54,7 +54,12 @@ _THREE_PASSES = _Reading("the representation trains for three passes", (DePRL(bo
 _THREE_PASSES_AND_GRAPH = _Reading(
     f"{_THREE_PASSES.label} on the random graph", (DePRL(body_epochs=3),), {"graph": "random"}
 )
-"""Whether it is the ring that keeps DePRL from gaining by them what FedRep gains."""
+"""Whether it is the ring that keeps DePRL from gaining by them what FedRep gains,"""
+
+_THREE_PASSES_ALIKE = _Reading(
+    f"{_THREE_PASSES.label} and the server weighs workers alike", (FedRep(body_epochs=3, weighting="uniform"),)
+)
+"""or that it weighs all workers alike: on the full graph the two are then the same."""
 
 _HIGHER_RATE = _Reading("the representation's rate is three times as high", (DePRL(), FedRep()), {"lr": 0.03})
 """In the authors' code the representation's momentum goes on growing while heads train, and moves it three times as far
@@ -63,13 +68,14 @@ in the four steps that follow."""
 
 def _readings(size: Size, data: str) -> list[_Reading]:
     if data == "mobiact":
-        return [_AS_READ, _HIGHER_RATE, _THREE_PASSES, _THREE_PASSES_AND_GRAPH]
+        return [_AS_READ, _HIGHER_RATE, _THREE_PASSES, _THREE_PASSES_AND_GRAPH, _THREE_PASSES_ALIKE]
     if data == "cifar100":
         return [
             _AS_READ,
             _HIGHER_RATE,
             _THREE_PASSES,
             _THREE_PASSES_AND_GRAPH,
+            _THREE_PASSES_ALIKE,
             _Reading("rates do not fall", (DePRL(),), {"decay": 1.0}),
             _Reading("statistics of BatchNorm are not mixed", (DePRL(),), {"norm": "local"}),
             _Reading("batches of 16", (DePRL(), FedRep()), {"batch_size": 16}),
