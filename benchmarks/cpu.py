@@ -31,7 +31,7 @@ from torch import nn
 from manyheads import DePRL, Experiment, Runtime, train
 from manyheads.data import Dataset, federate, load
 from manyheads.data.shards import Shards
-from manyheads.engine.batches import Source, as_index, plan
+from manyheads.engine.batches import Source, plan
 from manyheads.engine.choose import make_engine
 from manyheads.engine.phase import SGD, Epochs, Phase, accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
@@ -85,7 +85,7 @@ class EagerLoop:
                     p.requires_grad_(True)
                 optimiser = torch.optim.SGD(moving, lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
                 for batch in plan(len(index), phase, self.source, worker=worker, round=number):
-                    where = as_index(batch)
+                    where = torch.from_numpy(batch)
                     optimiser.zero_grad()
                     loss = nn.functional.cross_entropy(model(self.train.x[index[where]]), y[where])
                     loss.backward()
@@ -141,7 +141,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
         workload = Workload(model, hosted, ids, source, cross_entropy, accuracy)
         for optimiser, sgd in OPTIMISERS.items():
             for work in WORKS:
-                sides = {"eager": EagerLoop(model, hosted, source)}
+                sides: dict[str, EagerLoop | Ours] = {"eager": EagerLoop(model, hosted, source)}
                 for engine in ("loop", "batched"):
                     for threads in sorted({1, cores}):
                         sides[f"{engine}, {threads} thread{'s' * (threads > 1)}"] = Ours(engine, workload, threads)

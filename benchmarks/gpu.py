@@ -33,8 +33,8 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import FILLED
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward
+from manyheads.engine.cuda_graphs.footprint import footprint_of
 from manyheads.engine.cuda_graphs.memory import choose_slots, plan_memory, settle, stacks_images
-from manyheads.engine.cuda_graphs.trial import try_out
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Engine, Epochs, Fit, Phase, Steps, accuracy, cross_entropy, single_head
@@ -181,8 +181,8 @@ class Bench:
         stack_images: bool = True,
     ) -> CudaGraphsEngine:
         """``stack_images`` False: nets with convolutions go through slots in any case."""
-        trial = try_out(work.model, tuple(work.train.x.shape[1:]))
-        slots = slots or choose_slots(trial, work.source.batch_size)
+        footprint = footprint_of(work.model, tuple(work.train.x.shape[1:]))
+        slots = slots or choose_slots(footprint, work.source.batch_size)
         if self.smoke and compile is None:
             compile = False
         return CudaGraphsEngine(
@@ -190,7 +190,7 @@ class Bench:
             precision=Precision(precision),
             num_slots=slots,
             num_stacked=len(work.ids),
-            stack_images=stack_images and stacks_images(trial, work.source.batch_size, Precision(precision)),
+            stack_images=stack_images and stacks_images(footprint, work.source.batch_size, Precision(precision)),
             compile=compile,
         )
 
@@ -395,7 +395,7 @@ def ours(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD) -> 
     work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
     params, buffers = state(work)
     weights = sum(p.numel() for p in work.model.parameters())
-    products = try_out(work.model, line.input_shape).products
+    products = footprint_of(work.model, line.input_shape).products
     engine = bench.engine(work, precision)
     phase = whole(Steps(line.steps), sgd)
     before = compile_seconds()

@@ -1,12 +1,9 @@
-"""Figures: written whole, in every format, from ordinary and from odd input; labels that never overlap."""
+"""Figures: written whole, in every format, from ordinary and from odd input."""
 
-import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from manyheads import figures
 from manyheads.errors import UserError
@@ -47,18 +44,3 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"graph\.jpeg .*\.png, \.svg"):
         figures.graph(np.zeros((1, 2)), [], tmp_path / "graph.jpeg")
     assert not list(tmp_path.iterdir())
-
-
-@given(st.lists(st.floats(-100, 100), max_size=12), st.floats(0.1, 10))
-def test_spread_keeps_order_and_distance(values: list[float], gap: float) -> None:
-    places = figures.spread(values, gap)
-    order = sorted(range(len(values)), key=values.__getitem__)
-    for a, b in itertools.pairwise(order):
-        assert places[b] - places[a] >= gap - 1e-9
-    # Moving labels apart leaves their centre where it was.
-    assert sum(places) == pytest.approx(sum(values), abs=1e-6)
-
-
-def test_spread_leaves_alone_what_is_apart() -> None:
-    assert figures.spread([5.0, 1.0, 3.0], 1.5) == pytest.approx([5.0, 1.0, 3.0])
-    assert figures.spread([1.0, 1.0], 2.0) == pytest.approx([0.0, 2.0])

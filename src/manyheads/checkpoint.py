@@ -55,7 +55,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowsFile:
     """One file of a checkpoint: the rows of workers first..stop - 1."""
 
     name: str
@@ -74,9 +74,9 @@ class Manifest:
     num_workers: int
     generation: str
     seconds: float
-    files: tuple[Rows, ...]
+    files: tuple[RowsFile, ...]
 
-    def holding(self, workers: range) -> list[Rows]:
+    def holding(self, workers: range) -> list[RowsFile]:
         """The files that hold rows of these workers."""
         return [rows for rows in self.files if rows.first < workers.stop and workers.start < rows.stop]
 
@@ -132,7 +132,7 @@ class Checkpoints:
         first, stop = self.workers.start, self.workers.stop
         name = f"rows-{first:05d}-{stop - 1:05d}.safetensors"
         digest = write_tensors(place / name, *_pack(snapshot))
-        rows = Rows(name, first, stop, digest, snapshot.on_wire)
+        rows = RowsFile(name, first, stop, digest, snapshot.on_wire)
         # The hash waits beside the rows for rank 0, which need not read every process's rows again.
         ready = {"generation": self.generation, **asdict(rows)}
         write_atomically((place / name).with_suffix(".json"), json.dumps(ready).encode())
@@ -185,10 +185,10 @@ class Checkpoints:
                 f" stop this one, generation {self.generation}."
             )
 
-    def _written(self, place: Path) -> tuple[Rows, ...]:
+    def _written(self, place: Path) -> tuple[RowsFile, ...]:
         """What the processes of this start have written, in the order of the workers."""
         entries = [json.loads(path.read_bytes()) for path in place.glob("rows-*.json")]
-        rows = [Rows(**entry) for entry in entries if entry.pop("generation") == self.generation]
+        rows = [RowsFile(**entry) for entry in entries if entry.pop("generation") == self.generation]
         return tuple(sorted(rows, key=lambda each: each.first))
 
     def _prune(self, round: int, files: set[str]) -> None:
@@ -297,7 +297,7 @@ def _read_manifest(place: Path, round: int) -> Manifest:
     try:
         values = json.loads((place / _MANIFEST).read_bytes())
         seal = values.pop("sha256")
-        manifest = Manifest(**{**values, "files": tuple(Rows(**rows) for rows in values["files"])})
+        manifest = Manifest(**{**values, "files": tuple(RowsFile(**rows) for rows in values["files"])})
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise _Damaged(f"{_MANIFEST} cannot be read") from None
     if seal != _fingerprint(values):
@@ -307,7 +307,7 @@ def _read_manifest(place: Path, round: int) -> Manifest:
     return manifest
 
 
-def _covers(files: Iterable[Rows], num_workers: int) -> bool:
+def _covers(files: Iterable[RowsFile], num_workers: int) -> bool:
     """Whether blocks in ascending order hold every worker once."""
     end = 0
     for rows in files:

@@ -1,4 +1,4 @@
-"""Pictures of graphs and splits, and the style of all pictures, which colour-blind people can read."""
+"""Pictures of graphs and splits, and the colours of all pictures, which colour-blind people can tell apart."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +12,7 @@ from manyheads.randomness import generator
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A51A3", "#7F7F7F")
@@ -59,15 +60,10 @@ def class_map(counts: np.ndarray, out: Path) -> None:
 
 def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path) -> None:
     """Workers at their places ``layout`` [N, 2], joined by ``edges``, of which at most MOST_LINKS are drawn."""
-    from matplotlib.collections import LineCollection
-
     figure = _figure(6.0, 6.0)
     axes = figure.add_subplot()
     num_workers = len(layout)
-    # Many lines are drawn lighter, so that a dense graph stays a graph and does not become a blot.
-    segments = segments_of(layout, edges)
-    strength = min(0.7, 8 / max(1, len(segments)) ** 0.5)
-    axes.add_collection(LineCollection(segments, colors=FAINT, linewidths=0.4 + strength, alpha=strength))
+    draw_links(axes, segments_of(layout, edges), strength=8, most=0.7)
     named = num_workers <= _MOST_NAMED
     size = min(420.0, 9000.0 / num_workers) if named else max(6.0, 4000.0 / num_workers)
     axes.scatter(layout[:, 0], layout[:, 1], s=size, zorder=2, color=COLOURS[0], edgecolors="white", linewidths=1.2)
@@ -75,10 +71,25 @@ def graph(layout: np.ndarray, edges: Sequence[tuple[int, int]], out: Path) -> No
         text: Any = {"color": "white", "ha": "center", "va": "center_baseline", "zorder": 3}
         for worker, (x, y) in enumerate(layout):
             axes.text(x, y, str(worker), fontsize=min(_SIZE, 0.42 * size**0.5 + 1), **text)
-    axes.set_aspect("equal")
-    axes.margins(0.08)
-    axes.set_axis_off()
+    bare(axes, margin=0.08)
     _save(figure, out)
+
+
+def draw_links(axes: "Axes", segments: Any, *, strength: float, most: float) -> "LineCollection":
+    """Lines [lines, 2, 2], lighter where there are many, so that a dense graph does not become a blot."""
+    from matplotlib.collections import LineCollection
+
+    alpha = min(most, strength / max(1, len(segments)) ** 0.5)
+    links = LineCollection(segments, colors=FAINT, linewidths=0.4 + alpha, alpha=alpha)
+    axes.add_collection(links)
+    return links
+
+
+def bare(axes: "Axes", *, margin: float) -> None:
+    """A map of places, with neither axes nor distortion."""
+    axes.set_aspect("equal")
+    axes.margins(margin)
+    axes.set_axis_off()
 
 
 def segments_of(layout: np.ndarray, edges: Sequence[tuple[int, int]]) -> Any:
@@ -113,26 +124,6 @@ def _plain(axes: "Axes") -> None:
 
 def _title(axes: "Axes", text: str) -> None:
     axes.set_title(text, loc="left", color=INK, fontsize=_SIZE + 2, pad=10)
-
-
-def spread(values: Sequence[float], gap: float) -> list[float]:
-    """Places with the least squared distance from the values, in the same order and at least ``gap`` apart."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    # Labels that would touch form a block, which sits where the mean of its members wants it.
-    blocks: list[list[float]] = []
-    for rank, i in enumerate(order):
-        blocks.append([values[i] - rank * gap])
-        while len(blocks) > 1 and _mean(blocks[-2]) >= _mean(blocks[-1]):
-            blocks[-2:] = [blocks[-2] + blocks[-1]]
-    moved = [_mean(block) for block in blocks for _ in block]
-    places = [0.0] * len(values)
-    for rank, i in enumerate(order):
-        places[i] = moved[rank] + rank * gap
-    return places
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _scale(figure: "Figure", image: Any, axes: "list[Axes]", label: str) -> None:

@@ -12,7 +12,7 @@ from manyheads.data.partition import (
     Iid,
     LabelShards,
     Natural,
-    Split,
+    SplitRule,
     draw_partition,
     largest_remainder,
     parse_split,
@@ -33,7 +33,7 @@ Make = Callable[..., Dataset]
         ("natural", Natural()),
     ],
 )
-def test_specs_are_read_and_written(spec: str, split: Split) -> None:
+def test_specs_are_read_and_written(spec: str, split: SplitRule) -> None:
     assert parse_split(spec) == split
     assert parse_split(str(split)) == split
 

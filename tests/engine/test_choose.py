@@ -11,7 +11,7 @@ from manyheads import memory
 from manyheads.engine import choose
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs import Precision
-from manyheads.engine.cuda_graphs.trial import try_out
+from manyheads.engine.cuda_graphs.footprint import footprint_of
 from manyheads.errors import UserError
 
 
@@ -106,18 +106,18 @@ def test_an_unknown_engine_is_named_with_the_nearest(problem):
 
 def test_the_host_must_hold_the_rows_that_the_gpu_does_not(problem, monkeypatch):
     work, made, notes = problem("mlp").work, object(), []
-    trial = try_out(work.model, tuple(work.train.x.shape[1:]))
+    footprint = footprint_of(work.model, tuple(work.train.x.shape[1:]))
     row = sum(p.numel() * p.element_size() for p in work.model.parameters())
     two_copies = round(2e6 * row * len(work.ids))
     monkeypatch.setattr(choose, "free_memory", lambda _: 2.4 * 10**9)
     monkeypatch.setattr(choose, "CudaGraphsEngine", lambda *_, **options: made if options["rows_on_host"] else None)
     monkeypatch.setattr(memory, "available", lambda: 2 * two_copies)
-    assert choose._cuda_graphs(work, trial, Precision(), 1e6, notes) is made
+    assert choose._cuda_graphs(work, footprint, Precision(), 1e6, notes) is made
     (streaming,) = notes
     assert "from host memory" in streaming
     monkeypatch.setattr(memory, "available", lambda: round(1.01 * two_copies))
-    assert choose._cuda_graphs(work, trial, Precision(), 1e6, notes) is made
+    assert choose._cuda_graphs(work, footprint, Precision(), 1e6, notes) is made
     assert notes[1:-1] == [streaming] and notes[-1].startswith("the rows can take up to")
     monkeypatch.setattr(memory, "available", lambda: round(0.99 * two_copies))
     with pytest.raises(UserError, match=r"^the rows of .* the GPU has 1\.9 GB free and its host .* for \d+: lower"):
-        choose._cuda_graphs(work, trial, Precision(), 1e6, notes)
+        choose._cuda_graphs(work, footprint, Precision(), 1e6, notes)

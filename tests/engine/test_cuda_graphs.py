@@ -15,10 +15,10 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.chain import is_chain
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
-from manyheads.engine.cuda_graphs.descent import Rule
+from manyheads.engine.cuda_graphs.descent import UpdateRule
 from manyheads.engine.cuda_graphs.fused import PlainUpdate
 from manyheads.engine.cuda_graphs.lane import Lane
-from manyheads.engine.cuda_graphs.rows import Extras, Kind, Rows
+from manyheads.engine.cuda_graphs.rows import Extras, FlatRows, Kind
 from manyheads.engine.cuda_graphs.stacked import stackable
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
@@ -373,12 +373,12 @@ def test_the_fused_update_is_the_plain_one(outputs: int, inputs: int, batch: int
     pytest.importorskip("triton")
     from manyheads.engine.cuda_graphs.fused_kernel import TritonUpdate
 
-    rule, shapes = Rule(0.9, 1e-2, 10.0, 0.3), {"fc.weight": (outputs, inputs), "fc.bias": (outputs,)}
+    rule, shapes = UpdateRule(0.9, 1e-2, 10.0, 0.3), {"fc.weight": (outputs, inputs), "fc.bias": (outputs,)}
     kind = Kind(3, torch.device("cuda"), torch.float32, low=frozenset(shapes) if low else frozenset())
     ends = []
     for update in (PlainUpdate(rule), TritonUpdate(rule, tensor_cores=False)):
         torch.manual_seed(1)
-        rows = Rows(shapes, kind, Extras(gradient=False, momentum=True, anchor=True, mask=True))
+        rows = FlatRows(shapes, kind, Extras(gradient=False, momentum=True, anchor=True, mask=True))
         (part,) = rows.parts
         for flat in (part.weight, part.momentum, part.anchor):
             assert flat is not None

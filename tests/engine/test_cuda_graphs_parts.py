@@ -1,4 +1,4 @@
-"""The parts of the engine for GPUs: schedules, layouts, kinds of phases, memory plans, trials."""
+"""The parts of the engine for GPUs: schedules, layouts, kinds of phases, memory plans, footprints."""
 
 import numpy as np
 import pytest
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source, dropout_base, plan
 from manyheads.engine.choose import make_engine
-from manyheads.engine.cuda_graphs.descent import Rule, descend_
+from manyheads.engine.cuda_graphs.descent import UpdateRule, descend_
+from manyheads.engine.cuda_graphs.footprint import footprint_of
 from manyheads.engine.cuda_graphs.fused import PlainUpdate
 from manyheads.engine.cuda_graphs.kinds import bare, kind, meaning
 from manyheads.engine.cuda_graphs.memory import MemoryPlan, describe, plan_memory, settle
 from manyheads.engine.cuda_graphs.precision import Precision
-from manyheads.engine.cuda_graphs.rows import Extras, Kind, Layout, Rows
+from manyheads.engine.cuda_graphs.rows import Extras, FlatRows, Kind, Layout
 from manyheads.engine.cuda_graphs.schedule import in_widths, narrowest, schedule
-from manyheads.engine.cuda_graphs.trial import try_out
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
@@ -103,9 +103,9 @@ def test_leaves_lie_apart_aligned_and_channels_last() -> None:
 
 def test_a_layer_update_is_a_descent_along_its_gradient() -> None:
     torch.manual_seed(0)
-    rule, rate = Rule(0.9, 0.01, None, 0.5), torch.tensor([0.1], dtype=torch.float64)
+    rule, rate = UpdateRule(0.9, 0.01, None, 0.5), torch.tensor([0.1], dtype=torch.float64)
     shapes = {"fc.weight": (3, 4), "fc.bias": (3,)}
-    rows = Rows(shapes, Kind(3, CPU, torch.float64), Extras(False, True, True, True))
+    rows = FlatRows(shapes, Kind(3, CPU, torch.float64), Extras(False, True, True, True))
     part = rows.parts[0]
     for flat in (part.weight, part.momentum, part.anchor):
         assert flat is not None
@@ -173,14 +173,14 @@ class Peeks(nn.Module):
         return x if x.sum().item() > 0 else -x
 
 
-def test_a_trial_counts_and_names_what_cannot_be_captured() -> None:
-    trial = try_out(make_net(), (3, 8, 8))
-    assert trial.blocked is None
-    assert trial.products == 4 * 36 * 27 + 144 * 2
-    assert trial.activations == 144 + 144 + 2
-    assert trial.patches == 36 * 27
+def test_a_footprint_counts_and_names_what_cannot_be_captured() -> None:
+    footprint = footprint_of(make_net(), (3, 8, 8))
+    assert footprint.blocked is None
+    assert footprint.products == 4 * 36 * 27 + 144 * 2
+    assert footprint.activations == 144 + 144 + 2
+    assert footprint.patches == 36 * 27
     peeking = split(nn.Sequential(nn.Linear(4, 3), Peeks(), nn.Linear(3, 2)), None, torch.randn(2, 4))
-    assert try_out(peeking, (4,)).blocked == "representation.1"
+    assert footprint_of(peeking, (4,)).blocked == "representation.1"
 
 
 def test_memory_is_counted_before_the_start() -> None:

@@ -1,12 +1,15 @@
+import itertools
 import json
 import re
 import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manyheads.report.drawing import Picture
-from manyheads.report.pictures import Axis, Line, curves, graph, similarity_map
+from manyheads.report.pictures import Axis, Line, curves, graph, similarity_map, spread
 
 ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", 100)
@@ -162,3 +165,18 @@ def test_a_cosine_just_below_zero_is_no_minus_zero() -> None:
     picture = similarity_map("heads", "heads", np.array([[1.0, -0.04], [-0.04, 1.0]]), (-0.04, 1.0))
     assert "from 0.0 to 1.0" in picture.alt and b"-0.0<" not in picture.svg
     assert "-0.0" not in str(picture.hover)
+
+
+@given(st.lists(st.floats(-100, 100), max_size=12), st.floats(0.1, 10))
+def test_spread_keeps_order_and_distance(values: list[float], gap: float) -> None:
+    places = spread(values, gap)
+    order = sorted(range(len(values)), key=values.__getitem__)
+    for a, b in itertools.pairwise(order):
+        assert places[b] - places[a] >= gap - 1e-9
+    # Moving labels apart leaves their centre where it was.
+    assert sum(places) == pytest.approx(sum(values), abs=1e-6)
+
+
+def test_spread_leaves_alone_what_is_apart() -> None:
+    assert spread([5.0, 1.0, 3.0], 1.5) == pytest.approx([5.0, 1.0, 3.0])
+    assert spread([1.0, 1.0], 2.0) == pytest.approx([0.0, 2.0])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.partition import Split, draw_partition, parse_split
+from manyheads.data.partition import SplitRule, draw_partition, parse_split
 from manyheads.data.pixels import Pixels
 from manyheads.data.shards import Shards
 from manyheads.data.test_split import Entries, by_owner, split_test
@@ -123,7 +123,7 @@ def federate(
     dataset: Dataset,
     *,
     workers: int,
-    split: str | Split,
+    split: str | SplitRule,
     test_split: str = "shared",
     relabel: bool = False,
     validation: float = 0.0,

@@ -34,7 +34,7 @@ class Partition:
     """What the user should know about this draw, one line each."""
 
 
-class Split(Protocol):
+class SplitRule(Protocol):
     """A way to deal the train samples to workers. ``str(split)`` is its spec."""
 
     def draw(self, data: Dataset, workers: int, rng: np.random.Generator) -> Partition: ...
@@ -184,7 +184,7 @@ _EXAMPLES = {
 }
 
 
-def parse_split(spec: str) -> Split:
+def parse_split(spec: str) -> SplitRule:
     """The split a spec names: ``dirichlet:0.3``, ``dirichlet:0.3:uncapped``, ``iid``, ``shards:2`` or ``natural``."""
     name, *values = spec.split(":")
     if name not in _EXAMPLES:
@@ -201,7 +201,7 @@ def parse_split(spec: str) -> Split:
     raise UserError(f"split '{spec}' cannot be read: write {_EXAMPLES[name]}.")
 
 
-def draw_partition(data: Dataset, split: Split, workers: int, seed: int) -> Partition:
+def draw_partition(data: Dataset, split: SplitRule, workers: int, seed: int) -> Partition:
     """Deal the train samples of a data set; every worker gets at least one."""
     if workers < 1:
         raise UserError(f"{workers} workers: ask for at least 1.")
@@ -261,7 +261,7 @@ def count(group: np.ndarray, owner: np.ndarray, num_groups: int, workers: int) -
     return np.bincount(group * workers + owner, minlength=num_groups * workers).reshape(num_groups, workers)
 
 
-def _labels(data: Dataset, split: Split) -> tuple[np.ndarray, np.ndarray, int]:
+def _labels(data: Dataset, split: SplitRule) -> tuple[np.ndarray, np.ndarray, int]:
     """Train labels, test labels and the number of classes of a data set that has them."""
     if data.num_classes is None:
         raise UserError(

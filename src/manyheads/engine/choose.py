@@ -3,9 +3,9 @@
 from manyheads import memory
 from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
+from manyheads.engine.cuda_graphs.footprint import Footprint, footprint_of
 from manyheads.engine.cuda_graphs.memory import choose_slots, free_memory, plan_memory, settle
 from manyheads.engine.cuda_graphs.precision import Precision
-from manyheads.engine.cuda_graphs.trial import Trial, try_out
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import Engine
@@ -47,10 +47,10 @@ def make_engine(
     if name == "cuda-graphs" and not on_gpu:
         raise UserError("engine 'cuda-graphs' needs a GPU: use --device cuda, or --engine auto.")
     if name == "cuda-graphs" or (name == "auto" and on_gpu):
-        trial = try_out(model, tuple(workload.train.x.shape[1:]))
-        obstacle = _obstacle(workload, trial)
+        footprint = footprint_of(model, tuple(workload.train.x.shape[1:]))
+        obstacle = _obstacle(workload, footprint)
         if obstacle is None:
-            return _cuda_graphs(workload, trial, precision or Precision(), extra_rows, notes)
+            return _cuda_graphs(workload, footprint, precision or Precision(), extra_rows, notes)
         name = "loop"
         notes.append(f"{obstacle}: engine 'loop' instead of 'cuda-graphs', which is slower.")
     reason = _only_loop(model)
@@ -74,18 +74,20 @@ def _only_loop(model: Split) -> str | None:
     return "a sample's output depends on the others in its batch" if model.mixes_samples else None
 
 
-def _obstacle(workload: Workload, trial: Trial) -> str | None:
+def _obstacle(workload: Workload, footprint: Footprint) -> str | None:
     """What stands against recording the work, if anything does."""
     if reason := _only_loop(workload.model):
         return reason
     if workload.transform is not None:
         return "the train-time transform runs on the host"
-    if trial.blocked is not None:
-        return f"{trial.blocked} looks at numbers on the way, which a CUDA graph cannot"
+    if footprint.blocked is not None:
+        return f"{footprint.blocked} looks at numbers on the way, which a CUDA graph cannot"
     return None
 
 
-def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, extra_rows: float, notes: list[str]) -> Engine:
+def _cuda_graphs(
+    workload: Workload, footprint: Footprint, precision: Precision, extra_rows: float, notes: list[str]
+) -> Engine:
     """The engine for GPUs, with as many slots as fit."""
     train = workload.train
     needed = plan_memory(
@@ -95,7 +97,7 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, extra_r
         num_samples=len(train.x),
         batch_size=workload.source.batch_size,
         precision=precision,
-        trial=trial,
+        footprint=footprint,
         extra_rows=extra_rows,
     )
     free = free_memory(train.x.device)
@@ -109,7 +111,7 @@ def _cuda_graphs(workload: Workload, trial: Trial, precision: Precision, extra_r
     return CudaGraphsEngine(
         workload,
         precision=precision,
-        num_slots=choose_slots(trial, workload.source.batch_size) if plan.stacked else plan.lanes,
+        num_slots=choose_slots(footprint, workload.source.batch_size) if plan.stacked else plan.lanes,
         num_stacked=plan.lanes if plan.stacked else int(_STACKED_HEADS * free) // plan.row,
         stack_images=plan.stacked,
         rows_on_host=plan.rows_on_host,

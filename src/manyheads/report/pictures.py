@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manyheads.figures import COLOURS, FAINT, INK, RULE, segments_of, spread
+from manyheads.figures import COLOURS, FAINT, INK, RULE, bare, draw_links, segments_of
 from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, fractions, new_axes, new_figure, style
 
 if TYPE_CHECKING:
@@ -109,18 +109,13 @@ def graph(
     server: bool = False,
 ) -> Picture:
     """Workers at their places [N, 2] and their links, coloured by ``values``; a server stands in the middle."""
-    from matplotlib.collections import LineCollection
-
     with style():
         figure, axes = _axes(2.7, 3.05, left=0.1, right=0.1, bottom=0.5, top=0.3)
         segments = segments_of(places, edges)
         if server:
             segments = [np.stack([np.zeros(2), place]) for place in places]
-        # Many lines are drawn lighter, so that a dense graph stays a graph and does not become a blot.
-        strength = min(0.6, 5 / max(1, len(segments)) ** 0.5)
-        links = LineCollection(segments, colors=FAINT, linewidths=0.4 + 0.5 * strength, alpha=strength)
+        links = draw_links(axes, segments, strength=5, most=0.6)
         links.set_rasterized(len(segments) > _MOST_VECTORS)
-        axes.add_collection(links)
         # Neighbours on a circle just do not touch.
         size = np.clip((420 / len(places)) ** 2, 8, 110)
         colours = [values.get(worker, np.nan) for worker in range(len(places))]
@@ -129,9 +124,7 @@ def graph(
         dots = axes.scatter(*places.T, s=size, c=colours, zorder=2, plotnonfinite=True, **look)
         if server:
             axes.scatter([0], [0], s=70, marker="s", color=INK, zorder=3)
-        axes.set_aspect("equal")
-        axes.margins(0.09)
-        axes.set_axis_off()
+        bare(axes, margin=0.09)
         axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
         _scale(figure, dots, show)
         axes.apply_aspect()
@@ -245,6 +238,26 @@ def _name_ends(figure: "Figure", axes: "Axes", ends: Sequence[_End]) -> None:
         text = {"fontsize": LABEL_SIZE, "color": INK, "va": "center_baseline", "transform": axes.transAxes}
         axes.text(1 + 0.17 / width, place, end.label, **text)
     axes.set_xlim(limits)
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """Places with the least squared distance from the values, in the same order and at least ``gap`` apart."""
+    order = sorted(range(len(values)), key=values.__getitem__)
+    # Labels that would touch form a block, which sits where the mean of its members wants it.
+    blocks: list[list[float]] = []
+    for rank, i in enumerate(order):
+        blocks.append([values[i] - rank * gap])
+        while len(blocks) > 1 and _mean(blocks[-2]) >= _mean(blocks[-1]):
+            blocks[-2:] = [blocks[-2] + blocks[-1]]
+    moved = [_mean(block) for block in blocks for _ in block]
+    places = [0.0] * len(values)
+    for rank, i in enumerate(order):
+        places[i] = moved[rank] + rank * gap
+    return places
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 def _below(places: list[float], gap: float) -> list[float]:

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from manyheads.engine.cuda_graphs.compiled import compiled
-from manyheads.engine.cuda_graphs.rows import Extras, Rows
+from manyheads.engine.cuda_graphs.rows import Extras, FlatRows
 from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import clip_factors
 
 
 @dataclass(frozen=True)
-class Rule:
+class UpdateRule:
     """The numbers of an update that are the same in every round."""
 
     momentum: float
@@ -22,9 +22,11 @@ class Rule:
     """Lambda of the proximal term; 0: none."""
 
     @staticmethod
-    def of(phase: Phase) -> "Rule":
+    def of(phase: Phase) -> "UpdateRule":
         sgd = phase.optimizer
-        return Rule(sgd.momentum, sgd.weight_decay, sgd.clip, 0.0 if phase.proximal is None else phase.proximal[1])
+        return UpdateRule(
+            sgd.momentum, sgd.weight_decay, sgd.clip, 0.0 if phase.proximal is None else phase.proximal[1]
+        )
 
 
 def extras(phase: Phase, *, gradient: bool) -> Extras:
@@ -36,7 +38,7 @@ def descend_(
     weight: Tensor,
     gradient: Tensor,
     rate: Tensor,
-    rule: Rule,
+    rule: UpdateRule,
     norms: Tensor | None = None,
     active: Tensor | None = None,
     momentum: Tensor | None = None,
@@ -68,14 +70,14 @@ def descend_(
         copy.copy_(moved)
 
 
-class Descent:
+class FlatDescent:
     """The update of rows whose gradients lie in flat memory."""
 
-    def __init__(self, rule: Rule, rate: Tensor, *, compile: bool) -> None:
+    def __init__(self, rule: UpdateRule, rate: Tensor, *, compile: bool) -> None:
         self.rule, self.rate = rule, rate
         self.update = compiled(descend_, compile)
 
-    def step(self, rows: Rows, active: Tensor | None = None) -> None:
+    def step(self, rows: FlatRows, active: Tensor | None = None) -> None:
         """Clip, then move every part; ``active`` [R, 1]: the rows that move, all of them where None."""
         moving = [(part, part.gradient) for part in rows.parts if part.gradient is not None]
         norms = None

@@ -16,6 +16,7 @@ from manyheads.engine.batches import num_batches
 from manyheads.engine.chain import is_chain
 from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted
 from manyheads.engine.cuda_graphs.feed import Entries, Pool, upload
+from manyheads.engine.cuda_graphs.footprint import output_shape
 from manyheads.engine.cuda_graphs.forward import WIDTH, Sweep, extracting, forward_slot, score_all, scoring
 from manyheads.engine.cuda_graphs.gradients import SlotGradients
 from manyheads.engine.cuda_graphs.kinds import bare, kind
@@ -27,7 +28,6 @@ from manyheads.engine.cuda_graphs.slots import Slot, Slots
 from manyheads.engine.cuda_graphs.stacked import StackedTrainer, has_convolutions, stackable
 from manyheads.engine.cuda_graphs.task import Task, Trainer
 from manyheads.engine.cuda_graphs.training import SlotTrainer
-from manyheads.engine.cuda_graphs.trial import output_shape
 from manyheads.engine.kernel import dropouts, set_modes
 from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload

@@ -9,9 +9,9 @@ from torch.func import functional_call
 from manyheads.data.shards import Shards
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, Pool, upload
 from manyheads.engine.cuda_graphs.precision import Precision
-from manyheads.engine.cuda_graphs.rows import Kind, Rows
+from manyheads.engine.cuda_graphs.rows import FlatRows, Kind
 from manyheads.engine.cuda_graphs.schedule import in_widths, narrowest
-from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant
+from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, Variant
 from manyheads.engine.phase import Loss
 from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, strip_prefix
@@ -24,7 +24,7 @@ def forward_slot(model: nn.Module, prefix: str, kind: Kind, sums: Tensor) -> Slo
     """A slot whose weights never move; the state names the module's leaves with ``prefix`` before their own names."""
     shapes = {f"{prefix}{name}": p.shape for name, p in model.named_parameters()}
     buffers = {f"{prefix}{name}": buffer for name, buffer in statistics(model).items()}
-    return Slot.make(Rows(shapes, kind), Rows({}, kind), buffers, {}, sums)
+    return Slot.make(FlatRows(shapes, kind), FlatRows({}, kind), buffers, {}, sums)
 
 
 class Sweep:
@@ -47,7 +47,7 @@ class Sweep:
         self.feed.fill({**all_entries.look_up(entries), "weight": weight, "places": places})
         self.feed.tensors["places"][len(entries) :] = len(shards.index)
         self.jobs = {
-            row: Job(row, int(start), tuple(narrowest(int(n), WIDTH) for n in plan.counts[start : start + length]))
+            row: SlotJob(row, int(start), tuple(narrowest(int(n), WIDTH) for n in plan.counts[start : start + length]))
             for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True)
         }
 

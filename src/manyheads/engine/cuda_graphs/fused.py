@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from manyheads.engine.cuda_graphs.descent import Rule, descend_
+from manyheads.engine.cuda_graphs.descent import UpdateRule, descend_
 from manyheads.engine.cuda_graphs.rows import Part
 
 
@@ -29,7 +29,9 @@ class Update(Protocol):
         ...
 
 
-def layer_update(rule: Rule, device: torch.device, dtype: torch.dtype, *, triton: bool, tensor_cores: bool) -> Update:
+def layer_update(
+    rule: UpdateRule, device: torch.device, dtype: torch.dtype, *, triton: bool, tensor_cores: bool
+) -> Update:
     """The fastest way to do it here."""
     if triton and device.type == "cuda" and dtype == torch.float32:
         try:
@@ -43,7 +45,7 @@ def layer_update(rule: Rule, device: torch.device, dtype: torch.dtype, *, triton
 class PlainUpdate:
     """With torch's operations."""
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: UpdateRule) -> None:
         self.rule = rule
 
     def by_factors(

@@ -4,7 +4,7 @@ import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 
-from manyheads.engine.cuda_graphs.descent import Rule
+from manyheads.engine.cuda_graphs.descent import UpdateRule
 from manyheads.engine.cuda_graphs.rows import Part
 
 _TILE_OUT, _TILE_IN, _TILE_BATCH = 16, 64, 64
@@ -101,7 +101,7 @@ def _apply(
 class TritonUpdate:
     """For float32 rows on a GPU."""
 
-    def __init__(self, rule: Rule, *, tensor_cores: bool) -> None:
+    def __init__(self, rule: UpdateRule, *, tensor_cores: bool) -> None:
         self.rule, self.precision = rule, "tf32" if tensor_cores else "ieee"
 
     def by_factors(

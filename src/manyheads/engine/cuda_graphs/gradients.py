@@ -11,7 +11,7 @@ from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.rows import Extras, Kind, load, store
 from manyheads.engine.cuda_graphs.schedule import Schedule
-from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, Variant, phase_slots
+from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, Variant, phase_slots
 from manyheads.engine.phase import Phase
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.split import Split, twin
@@ -61,7 +61,7 @@ class SlotGradients:
                 gradient.zero_()
 
         jobs = [
-            Job(row, int(start), (_EVERY_STEP,) * int(length))
+            SlotJob(row, int(start), (_EVERY_STEP,) * int(length))
             for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True)
         ]
         self.slots.run(jobs, take, lambda slot, row: store(slot.moving.gradient, into, [row]))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from types import FunctionType
 
-from manyheads.engine.cuda_graphs.descent import Rule
+from manyheads.engine.cuda_graphs.descent import UpdateRule
 from manyheads.engine.phase import Phase
 
 
@@ -25,7 +25,7 @@ def kind(phase: Phase) -> Hashable:
         phase.update,
         phase.amount,
         phase.frozen,
-        Rule.of(phase),
+        UpdateRule.of(phase),
         phase.proximal is None,
         phase.mask is None,
         constants,

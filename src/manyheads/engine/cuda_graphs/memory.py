@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from manyheads.engine.cuda_graphs.compiled import wanted
+from manyheads.engine.cuda_graphs.footprint import Footprint, footprint_of
 from manyheads.engine.cuda_graphs.forward import WIDTH
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.stacked import stackable
-from manyheads.engine.cuda_graphs.trial import Trial, try_out
 from manyheads.errors import UserError
 from manyheads.memory import LEAST_COPIES
 from manyheads.models.split import Split, constants_of, statistics
@@ -88,7 +88,7 @@ def plan_memory(
     num_samples: int,
     batch_size: int,
     precision: Precision | None = None,
-    trial: Trial | None = None,
+    footprint: Footprint | None = None,
     extra_rows: float = 0.0,
 ) -> MemoryPlan:
     """What ``num_workers`` workers of a net need, over a pool of ``num_samples`` samples.
@@ -96,18 +96,18 @@ def plan_memory(
     ``extra_rows``: what the algorithm's state holds of a worker beside its net, in sizes of that.
     """
     precision = precision or Precision()
-    trial = trial or try_out(model, input_shape)
+    footprint = footprint or footprint_of(model, input_shape)
     number = next((p.element_size() for p in model.parameters()), 4)
     weights = sum(p.numel() for p in model.parameters())
     row = weights * number + sum(b.numel() * b.element_size() for b in statistics(model).values())
-    stack_images = stacks_images(trial, batch_size, precision)
+    stack_images = stacks_images(footprint, batch_size, precision)
     stacked = stackable(model, images=stack_images)
     # At work a weight has its momentum and gradient beside it, and a copy where it is computed with in bf16.
     at_work = weights * (2 * number + (number if not precision.low else 4))
     width = batch_size if stacked else max(batch_size, WIDTH // 2)
-    numbers = trial.activations * _PER_ACTIVATION + (trial.patches * _PER_PATCH if stacked else 0)
+    numbers = footprint.activations * _PER_ACTIVATION + (footprint.patches * _PER_PATCH if stacked else 0)
     activations = numbers * width * (2 if precision.low else number)
-    lanes = num_workers if stacked else choose_slots(trial, batch_size)
+    lanes = num_workers if stacked else choose_slots(footprint, batch_size)
     images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     data = num_samples * prod(input_shape) * number * (2 if images else 1)
     data += sum(c.numel() * c.element_size() for c in constants_of(model).values())
@@ -151,15 +151,15 @@ def free_memory(device: torch.device) -> int:
     return min(free + torch.cuda.memory_reserved(device), int(share * total)) - taken
 
 
-def stacks_images(trial: Trial, batch_size: int, precision: Precision) -> bool:
+def stacks_images(footprint: Footprint, batch_size: int, precision: Precision) -> bool:
     """Whether chains of convolutions are stacked: where a worker's step is small, and may be compiled."""
     compiles = wanted(torch.device("cuda")) and not precision.deterministic
-    return compiles and trial.products * batch_size <= _HEAVY_STEP
+    return compiles and footprint.products * batch_size <= _HEAVY_STEP
 
 
-def choose_slots(trial: Trial, batch_size: int) -> int:
+def choose_slots(footprint: Footprint, batch_size: int) -> int:
     """How many workers of a convolutional net train beside each other."""
-    return _FEW_SLOTS if trial.products * batch_size > _HEAVY_STEP else _MANY_SLOTS
+    return _FEW_SLOTS if footprint.products * batch_size > _HEAVY_STEP else _MANY_SLOTS
 
 
 def describe(plan: MemoryPlan, host: int | None = None) -> list[tuple[str, str]]:

@@ -84,7 +84,7 @@ class Kind:
     """Leaves that are computed with in bf16."""
 
 
-class Rows:
+class FlatRows:
     """Leaves of a few workers, in one part for each type they are computed with in."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], kind: Kind, extras: Extras | None = None) -> None:

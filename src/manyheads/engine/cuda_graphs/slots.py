@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
-from manyheads.engine.cuda_graphs.rows import Extras, Kind, Rows, load
+from manyheads.engine.cuda_graphs.rows import Extras, FlatRows, Kind, load
 from manyheads.engine.phase import Phase
 from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, group
@@ -28,8 +28,8 @@ Move = Callable[["Slot", int], object]
 class Slot:
     """One worker at a time, in memory that stays where it is."""
 
-    frozen: Rows
-    moving: Rows
+    frozen: FlatRows
+    moving: FlatRows
     buffers: Buffers
     """Statistics, each [1, ...] in memory of its own: compiled code that writes one must not meet it in another."""
     constants: Params
@@ -42,7 +42,7 @@ class Slot:
     """What the worker's steps add up, e.g. its loss."""
 
     @staticmethod
-    def make(frozen: Rows, moving: Rows, buffers: Buffers, constants: Params, sums: Tensor) -> "Slot":
+    def make(frozen: FlatRows, moving: FlatRows, buffers: Buffers, constants: Params, sums: Tensor) -> "Slot":
         """An empty slot, for statistics like ``buffers`` [...] and constants like ``constants`` [W, ...]."""
         own = {name: torch.zeros_like(leaf, device=sums.device).unsqueeze(0) for name, leaf in buffers.items()}
         still = {name: leaf[0] for name, leaf in {**frozen.compute, **own}.items()}
@@ -66,13 +66,13 @@ def phase_slots(
     moving = {name: p.shape for name, p in model.named_parameters() if group(name) in phase.update}
     frozen = {name: p.shape for name, p in model.named_parameters() if group(name) not in phase.update}
     return [
-        Slot.make(Rows(frozen, kind), Rows(moving, kind, beside), statistics(model), phase.constants, sums)
+        Slot.make(FlatRows(frozen, kind), FlatRows(moving, kind, beside), statistics(model), phase.constants, sums)
         for _ in lanes
     ]
 
 
 @dataclass(frozen=True)
-class Job:
+class SlotJob:
     """One worker's steps: its row, where its batches begin in the feed, and the recording of each."""
 
     row: int
@@ -96,12 +96,12 @@ class Slots:
                     slot.cursor.zero_()
                     recordings[variant] = lane.record(lambda slot=slot, variant=variant: self.step(slot, variant))
 
-    def run(self, jobs: Sequence[Job], load: Move, store: Move) -> None:
+    def run(self, jobs: Sequence[SlotJob], load: Move, store: Move) -> None:
         """Every job in some slot: ``load``, its steps, which are recorded, and ``store``."""
         shares = _share(jobs, len(self.slots))
         take_turns([(lane, self._work(k, shares[k], load, store)) for k, lane in enumerate(self.lanes)])
 
-    def _work(self, k: int, jobs: Sequence[Job], load: Move, store: Move) -> Iterator[None]:
+    def _work(self, k: int, jobs: Sequence[SlotJob], load: Move, store: Move) -> Iterator[None]:
         slot, recordings = self.slots[k], self.recordings[k]
         for job in jobs:
             slot.cursor.fill_(job.start)
@@ -114,9 +114,9 @@ class Slots:
             yield
 
 
-def _share(jobs: Sequence[Job], num_slots: int) -> list[list[Job]]:
+def _share(jobs: Sequence[SlotJob], num_slots: int) -> list[list[SlotJob]]:
     """The longest job first, each to the slot with the least to do."""
-    shares: list[list[Job]] = [[] for _ in range(num_slots)]
+    shares: list[list[SlotJob]] = [[] for _ in range(num_slots)]
     load = [0] * num_slots
     for job in sorted(jobs, key=lambda job: -len(job.variants)):
         k = load.index(min(load))

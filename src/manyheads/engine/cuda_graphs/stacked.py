@@ -14,12 +14,12 @@ from torch.func import functional_call, grad, vmap
 from manyheads.engine.batches import dropout_key
 from manyheads.engine.chain import Chain, is_chain
 from manyheads.engine.cuda_graphs.compiled import compiled
-from manyheads.engine.cuda_graphs.descent import Descent, Rule, extras
+from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.fused import layer_update
 from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
 from manyheads.engine.cuda_graphs.precision import Precision
-from manyheads.engine.cuda_graphs.rows import Kind, Rows, copy_all, load
+from manyheads.engine.cuda_graphs.rows import FlatRows, Kind, copy_all, load
 from manyheads.engine.cuda_graphs.schedule import Schedule
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropouts, per_sample, set_modes
@@ -72,8 +72,8 @@ class Setting:
 
     model: Split
     phase: Phase
-    moving: Rows
-    frozen: Rows
+    moving: FlatRows
+    frozen: FlatRows
     rate: Tensor
     layers: Mapping[str, int]
     """Numbers of the dropout layers."""
@@ -110,8 +110,8 @@ class StackedTrainer:
         shapes = {name: p.shape for name, p in model.named_parameters()}
         kind = Kind(num_rows, self.device, dtype, channels_last=True, low=precision.low_names(model))
         beside = extras(phase, gradient=not chained)
-        self.moving = Rows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, beside)
-        self.frozen = Rows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind)
+        self.moving = FlatRows({n: s for n, s in shapes.items() if group(n) in phase.update}, kind, beside)
+        self.frozen = FlatRows({n: s for n, s in shapes.items() if group(n) not in phase.update}, kind)
         self.constants = {name: leaf.new_zeros(num_rows, *leaf.shape[1:]) for name, leaf in phase.constants.items()}
         places = {**entries.like(num_rows, batch_size), "count": ((num_rows,), torch.int64)}
         self.feed = Feed(capacity, places, self.device)
@@ -189,7 +189,7 @@ class _Chain:
         self.part_of = {name: part for part in at.moving.parts for name in part.layout.shapes}
         # The first number of workers gets code for its size, all others share code for any.
         self.gradients = compiled(self._gradients, at.compile, dynamic=None)
-        rule, cores = Rule.of(at.phase), at.precision.tensor_cores
+        rule, cores = UpdateRule.of(at.phase), at.precision.tensor_cores
         self.update = layer_update(rule, at.rate.device, self.dtype, triton=at.compile, tensor_cores=cores)
 
     def step(self, step: Step) -> Tensor:
@@ -243,7 +243,7 @@ class _Vmapped:
         self.net, self.phase, self.precision = Outputs(at.model), at.phase, at.precision
         self.moving, self.frozen = at.moving, at.frozen
         self.keys, self.dtype = {name: at.layers[name] for name in dropouts(at.model)}, at.rate.dtype
-        self.descent = Descent(Rule.of(at.phase), at.rate, compile=at.compile)
+        self.descent = FlatDescent(UpdateRule.of(at.phase), at.rate, compile=at.compile)
 
     def step(self, step: Step) -> Tensor:
         active, size = step.x.shape[:2]

@@ -10,13 +10,13 @@ from torch.func import functional_call
 
 from manyheads.engine.batches import dropout_key
 from manyheads.engine.cuda_graphs.compiled import compiled
-from manyheads.engine.cuda_graphs.descent import Descent, Rule, extras
+from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, copy_all, load, store
 from manyheads.engine.cuda_graphs.schedule import Schedule, narrowest
-from manyheads.engine.cuda_graphs.slots import Job, Slot, Slots, phase_slots
+from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, phase_slots
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropouts, set_modes
 from manyheads.engine.phase import Phase
@@ -64,7 +64,7 @@ class SlotTrainer:
         self.keys = {name: layers[name] for name in dropouts(model)}
         self.norms = [name for name, layer in model.named_modules() if isinstance(layer, BatchNorm) and layer.training]
         self.rate = torch.zeros(1, dtype=self.dtype, device=self.device)
-        self.descent = Descent(Rule.of(phase), self.rate, compile=compile)
+        self.descent = FlatDescent(UpdateRule.of(phase), self.rate, compile=compile)
         self.losses = compiled(self._losses, compile, hashes=bool(self.keys))
 
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
@@ -96,7 +96,7 @@ class SlotTrainer:
         jobs = []
         for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True):
             widths = (self._width(int(count)) for count in plan.counts[start : start + length])
-            jobs.append(Job(row, int(start), tuple(widths)))
+            jobs.append(SlotJob(row, int(start), tuple(widths)))
         self.slots.run(jobs, take, put)
         return sums
 

@@ -10,7 +10,7 @@ from manyheads.models.split import Split
 
 
 @dataclass(frozen=True)
-class Trial:
+class Footprint:
     """What one pass over one sample takes."""
 
     blocked: str | None
@@ -23,7 +23,7 @@ class Trial:
     """Numbers in the patches that convolutions are products over."""
 
 
-def try_out(model: Split, input_shape: tuple[int, ...]) -> Trial:
+def footprint_of(model: Split, input_shape: tuple[int, ...]) -> Footprint:
     """Run the net in train mode on the meta device, where tensors have shapes and no numbers."""
     net = copy.deepcopy(model).to("meta").train()
     inside: list[str] = []
@@ -54,7 +54,7 @@ def try_out(model: Split, input_shape: tuple[int, ...]) -> Trial:
             net(torch.empty(samples, *input_shape, dtype=dtype, device="meta"))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         blocked = inside[-1] if inside else "the model"
-    return Trial(blocked, **{name: number // samples for name, number in numbers.items()})
+    return Footprint(blocked, **{name: number // samples for name, number in numbers.items()})
 
 
 def output_shape(module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
