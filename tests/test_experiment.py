@@ -291,3 +291,9 @@ def test_names_that_are_no_text_are_refused():
         Runtime(out=Path("runs/\udcff"))
     with pytest.raises(UserError, match=r"^--data "):
         Experiment(data="\udcff.npz")
+
+
+@pytest.mark.parametrize("seconds", [1e-9, 1e10, 1e30])
+def test_a_wait_that_no_timer_counts_is_refused(seconds: float) -> None:
+    with pytest.raises(UserError, match=r"--timeout .*: give 0\.1 to 1e\+08 seconds"):
+        Runtime(timeout=seconds)

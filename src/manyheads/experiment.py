@@ -28,6 +28,9 @@ from manyheads.models.registry import Norm
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import Recipe, step_seconds
 
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 1e8
+"""Seconds that torch's timers can count."""
+
 Precision = Literal["float64", "float32", "tf32", "bf16"]
 
 
@@ -237,6 +240,9 @@ class Runtime:
         settle(self)
         not_negative(self, "theory_every")
         positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
+        if not _SHORTEST_WAIT <= self.timeout <= _LONGEST_WAIT:
+            bounds = f"{_SHORTEST_WAIT:g} to {_LONGEST_WAIT:g} seconds"
+            raise UserError(f"--timeout {self.timeout:g} is more or less than can be waited for: give {bounds}.")
 
 
 def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:

@@ -89,6 +89,10 @@ def test_the_algorithm_may_stand_anywhere() -> None:
         (["deprl", "extra"], "unexpected word 'extra': see test --help."),
         (["deprl", "--workers", "many"], "--workers: 'many' is not a whole number."),
         (["deprl", "--workers", "4.5"], "--workers: '4.5' is not a whole number."),
+        (
+            ["deprl", "--workers", str(10**20)],
+            f"--workers: '{10**20}' is too large: give a number that fits into 64 bits.",
+        ),
         (["deprl", "--lr", "fast"], "--lr: 'fast' is not a number."),
         (["deprl", "--workers"], "--workers: expected one argument"),
         (

@@ -174,6 +174,7 @@ def test_no_accuracy_in_classes_of_the_workers_own(
         ({"x": np.zeros((5, 3)), "y": np.zeros(5)}, "a class for each of the 5 samples"),
         ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([-1, 3])}, "y goes from -1 to 3; the net's classes are 0 to 9"),
         ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([1, 10])}, "y goes from 1 to 10; the net's classes are 0 to 9"),
+        ({"x": np.full((2, 1, 8, 8), 3e38)}, "the net's answer to sample 0 is no number: give x like"),
         ({"x": np.array([{}, {}], dtype=object)}, "not an npz of plain arrays"),
     ],
 )

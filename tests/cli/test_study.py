@@ -1,8 +1,10 @@
 """``manyheads study``: a small study from beginning to end, without what only reports need, and two at once."""
 
 import os
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,12 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path, cap
         "digits-deprl-dirichlet0.1-ring-8-decay1.0-rounds4-seed1",
         "digits-deprl-dirichlet0.1-ring-8-rounds4-seed1",
     ]
+    # A command that goes on packs what was there before it as well.
+    gone = "results/records/digits-deprl-dirichlet0.1-ring-8-decay1.0-rounds4-seed1"
+    shutil.rmtree(tmp_path / gone)
+    _study("consensus", *SMALL, "--out", "results", "--archive", "again.zip", "--quiet")
+    with zipfile.ZipFile("again.zip") as archive:
+        assert len({Path(name).parent for name in archive.namelist()}) == 2
     _study("consensus", "--quick", "--report", "--out", "results")
     assert "2 of 6 runs are recorded." in (tmp_path / "results/consensus.md").read_text()
 

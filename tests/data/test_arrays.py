@@ -1,3 +1,5 @@
+import io
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -211,6 +213,22 @@ def test_an_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
     assert load(save(tmp_path, x=X, y=Y, num_classes=9)).num_classes == 9
     with pytest.raises(UserError, match=r"mine\.npz.* label 4, and num_classes is 3: give at least 5\."):
         load(save(tmp_path, x=X, y=Y, num_classes=3))
-    for wrong in (0, 2.5, [5]):
-        with pytest.raises(UserError, match=r"mine\.npz: num_classes is .*; give one whole number above 0"):
+    for wrong in (0, 2.5, [5], 2**63 - 1, np.uint64(2**64 - 1)):
+        with pytest.raises(UserError, match=r"mine\.npz: num_classes is .*; give one whole number from 1 to 1,000,000"):
             load(save(tmp_path, x=X, y=Y, num_classes=wrong))
+
+
+def test_damage_anywhere_in_an_npz_is_told_without_advice_to_unpickle_it(tmp_path: Path) -> None:
+    whole = save(tmp_path, x=X, y=Y).read_bytes()
+    brace = whole.index(b"), }") + 3
+    odd = io.BytesIO()
+    with zipfile.ZipFile(odd, "w") as archive:
+        archive.writestr("x", b"no array")
+    for damaged in (whole[:brace] + b"{" + whole[brace + 1 :], b"?" + whole[1:], b"??" + whole, odd.getvalue()):
+        (tmp_path / "mine.npz").write_bytes(damaged)
+        with pytest.raises(UserError, match=r"mine\.npz is not an npz of plain arrays, or is damaged") as error:
+            load(tmp_path / "mine.npz")
+        assert "allow_pickle" not in str(error.value)
+    numbered = np.zeros(50, dtype=[("part", "U5")])
+    with pytest.raises(UserError, match="split must say 'train' or 'test'"):
+        load(save(tmp_path, x=X, y=Y, split=numbered))

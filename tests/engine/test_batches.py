@@ -2,6 +2,7 @@
 
 import hypothesis
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -96,3 +97,16 @@ def test_dropout_keys_differ_between_seeds_workers_rounds_streams_steps_and_laye
     keys = torch.stack([dropout_key(torch.tensor(bases), step, layer) for step in range(40) for layer in layers])
     assert keys.shape == (160, 37) and bool((keys >= 0).all())
     assert len(keys.unique()) == keys.numel()
+
+
+def test_many_passes_can_be_stopped_on_the_way():
+    asked = 0
+
+    def go_on() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        plan(9, phase_of(Steps(10**9)), Source(1, 4, False), worker=0, round=0, go_on=go_on)

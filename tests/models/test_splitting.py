@@ -145,6 +145,7 @@ class Locked(nn.Linear):
 @pytest.mark.parametrize(
     ("module", "head", "message"),
     [
+        (Custom(), "", "unknown head ''. Allowed: all, body, "),
         (Custom(), "clasifier", "unknown head 'clasifier'. Did you mean 'classifier'?"),
         (Custom(), "classifier.9", "Did you mean 'classifier"),
         (nested(), "lost", "Allowed: all, body, classifier, none."),

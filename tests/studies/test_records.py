@@ -244,3 +244,19 @@ def test_taking_a_record_over_halfway_leaves_none(
     with pytest.raises(UserError, match="cannot write"):
         records.unpack(tmp_path / "a.zip")
     assert not records.have(trial)
+
+
+@pytest.mark.parametrize("part", ["summary.json", "workers.jsonl", "experiment.json", "sizes.json"])
+def test_a_damaged_record_takes_no_place(tmp_path: Path, records_lab: SimpleNamespace, part: str) -> None:
+    trial = PAPER.trial("deprl", "cifar10", 0.1, seed=1)
+    good, bad = Records(tmp_path / "good"), Records(tmp_path / "bad")
+    for records in (good, bad):
+        records_lab.write(records, trial)
+    (bad.path(trial) / part).write_text("null\n")
+    bad.pack(tmp_path / "a.zip", [trial])
+    with pytest.raises(UserError, match=f"{trial.name} is damaged: pack it again"):
+        good.unpack(tmp_path / "a.zip")
+    assert good.have(trial)
+    good.pack(tmp_path / "empty.zip", [])
+    with pytest.raises(UserError, match="holds no records"):
+        good.unpack(tmp_path / "empty.zip")

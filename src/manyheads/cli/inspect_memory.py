@@ -1,6 +1,7 @@
 """``manyheads inspect memory``: what a run will take of a GPU's memory and its host's, and how many workers fit."""
 
 import argparse
+from math import inf
 
 from manyheads.cli.parser import Commands, Parser, number
 from manyheads.errors import UserError
@@ -40,8 +41,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.parts import deal, pick_device, resolve
     from manyheads.units import human_bytes
 
-    if args.memory is not None and not args.memory > 0:
-        raise UserError(f"--memory {args.memory:g} is not positive: give the GB that a GPU has.")
+    if args.memory is not None and not 0 < args.memory < inf:
+        raise UserError(f"--memory {args.memory:g} is no amount of memory: give the GB that a GPU has.")
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)

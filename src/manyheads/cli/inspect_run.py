@@ -78,4 +78,4 @@ def _unfinished(checkpoint: int) -> str:
 
 
 def _shown(value: Any) -> str:
-    return str(value["kind"]) if isinstance(value, dict) else str(value)
+    return str(value.get("kind", value)) if isinstance(value, dict) else str(value)

@@ -17,9 +17,12 @@ _NEAR = 0.7
 def whole_number(text: str) -> int:
     """argparse's ``type`` for a whole number."""
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a whole number.") from None
+    if abs(number) >= 2**63:
+        raise argparse.ArgumentTypeError(f"'{text}' is too large: give a number that fits into 64 bits.")
+    return number
 
 
 def number(text: str) -> float:

@@ -73,6 +73,10 @@ def run(args: argparse.Namespace) -> None:
     # What is going on is said on stderr: a script may read the classes.
     with redirect_stdout(sys.stderr), waiting(f"predicting {len(x)} samples"):
         probabilities = _predict(net, inputs)
+    if not (sound := np.isfinite(probabilities).all(1)).all():
+        raise UserError(
+            f"{args.data}: the net's answer to sample {sound.argmin()} is no number: give x like its train samples."
+        )
     classes, num_classes = probabilities.argmax(1), probabilities.shape[1]
     if y is not None and not ((y >= 0) & (y < num_classes)).all():
         raise UserError(

@@ -162,7 +162,8 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     if not args.quiet:
         print(f"{args.name}: {len(missing)} of {len(trials)} runs are to be made", flush=True)
     missing = _with_data(missing, runtime.data_dir, strict=args.name != "all")
-    made: list[Trial] = []
+    # A command that goes on where it stopped packs what it had made before, too.
+    made = [trial for trial in trials if trial not in missing and records.have(trial)]
 
     def keep(trial: "Trial") -> None:
         made.append(trial)

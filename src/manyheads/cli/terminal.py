@@ -4,7 +4,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain, islice
 from threading import Timer
@@ -50,7 +50,12 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, i
 
     console = Console(highlight=False)
     status = console.status(f"{what} ...")
-    start = status.start if console.is_terminal else lambda: print(f"{what} ...", flush=True)
+
+    def start() -> None:
+        # Where nobody reads any more, the command itself will find out.
+        with suppress(OSError, ValueError):
+            status.start() if console.is_terminal else print(f"{what} ...", flush=True)
+
     timer = Timer(_PATIENCE_SECONDS, start)
     said = time.monotonic()
 

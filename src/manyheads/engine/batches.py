@@ -1,5 +1,6 @@
 """Which samples make up each mini-batch: a pure function of seed, worker, round and stream, alike for every engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
@@ -37,12 +38,18 @@ def num_batches(size: int, amount: Epochs | Steps, source: Source) -> int:
     return amount.count * per_pass if isinstance(amount, Epochs) else amount.count
 
 
-def plan(size: int, phase: Phase, source: Source, *, worker: int, round: int) -> Plan:
-    """Positions in the worker's shard of every mini-batch of a phase; the last of a pass keeps its true size."""
+def plan(
+    size: int, phase: Phase, source: Source, *, worker: int, round: int, go_on: Callable[[], None] = lambda: None
+) -> Plan:
+    """Positions in the worker's shard of every mini-batch of a phase; the last of a pass keeps its true size.
+
+    ``go_on`` is called before each pass, of which there may be many: to raise what stops it.
+    """
     total = num_batches(size, phase.amount, source)
     batches: Plan = []
     epoch = 0
     while len(batches) < total:
+        go_on()
         order = generator(source.seed, phase.stream, worker=worker, round=round, epoch=epoch).permutation(size)
         parts = [order[start : start + source.batch_size] for start in range(0, size, source.batch_size)]
         batches += [part for part in parts if len(part) > 1 or not source.skip_single]

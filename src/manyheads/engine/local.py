@@ -83,7 +83,8 @@ class LocalEngine:
         chunks = [same[k : k + self.chunk_size] for same in alike for k in range(0, len(same), self.chunk_size)]
 
         def train(rows: list[int]) -> None:
-            plans = [plan(sizes[row], phase, self.work.source, worker=self.work.ids[row], round=round) for row in rows]
+            source, ids, go_on = self.work.source, self.work.ids, self.threads.go_on
+            plans = [plan(sizes[row], phase, source, worker=ids[row], round=round, go_on=go_on) for row in rows]
             with self._seed(phase.stream, rows[0], round):
                 self._fit_chunk(moved, tracked, loss, _Chunk(rows, plans, phase, round))
 

@@ -61,7 +61,7 @@ def _ends_with(whole: nn.Module, head: str, example: Tensor) -> bool:
     """
     net = copy.deepcopy(whole)
     modules = dict(net.named_modules(remove_duplicate=False))
-    if head in ("all", "none") or head not in modules or _is_in_sequentials(net, head):
+    if not head or head in ("all", "none") or head not in modules or _is_in_sequentials(net, head):
         return True
     parent = modules[head.rpartition(".")[0]]
     top = parent if type(parent) is nn.Sequential else modules[head]
@@ -90,7 +90,7 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
     if head == "none":
         return whole, nn.Identity(), ""
     owners = [name for name, layer in whole.named_modules() if name and any(True for _ in layer.parameters())]
-    if head not in dict(whole.named_modules(remove_duplicate=False)):
+    if not head or head not in dict(whole.named_modules(remove_duplicate=False)):
         raise unknown("head", head, ["all", "none", *(n for n in owners if n.count(".") <= head.count("."))])
     if _is_in_sequentials(whole, head):
         return *_sliced(whole, head.split(".")), ""

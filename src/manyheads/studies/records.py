@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,14 @@ class Records:
             for needed in (EXPERIMENT, SUMMARY):
                 if needed not in files:
                     raise UserError(f"{archive}: {name} has no {needed}: give an archive that manyheads study wrote.")
+            with TemporaryDirectory() as folder:
+                # Before any record that is there gives way to it.
+                for part, content in files.items():
+                    (Path(folder) / part).write_bytes(content)
+                if not _is_readable(Path(folder)):
+                    raise UserError(f"{archive}: {name} is damaged: pack it again where it was made.")
+        if not found:
+            raise UserError(f"{archive} holds no records: give an archive that manyheads study wrote.")
         for name, files in found.items():
             _write(self.folder / name, files)
         return sorted(found)
@@ -175,6 +184,15 @@ def _is_whole(record: Path, rounds: int) -> bool:
         if None in kept or kept[-1:] != [rounds]:
             return False
     return read_object(record / SIZES) is not None
+
+
+def _is_readable(record: Path) -> bool:
+    try:
+        read_description(record / EXPERIMENT)
+    except UserError:
+        return False
+    summary = read_object(record / SUMMARY)
+    return summary is not None and _is_whole(record, summary["rounds"])
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
