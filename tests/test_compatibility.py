@@ -135,3 +135,17 @@ def test_a_sample_that_the_net_cannot_take_is_told_with_the_round(lab):
     experiment = lab.tiny(DePRL(), data=from_arrays(words, labels), model=Reader, split="iid")
     with pytest.raises(UserError, match=r"^in round 1 your code fails in .*compatibility.py, line \d+: IndexError"):
         list(train(experiment, lab.cpu))
+
+
+class Centred(torch.nn.Module):
+    """Looks at the whole batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+def test_a_net_that_mixes_samples_is_told(lab):
+    net = torch.nn.Sequential(torch.nn.Linear(6, 4), Centred(), torch.nn.Linear(4, 3))
+    said = "A sample's output depends on the others in its batch (is batch_first missing?): engine 'loop'."
+    assert said in lab.opened(lab.tiny(DePRL(), model=net)).notes
+    assert said not in lab.opened(lab.tiny(DePRL())).notes

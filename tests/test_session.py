@@ -1,6 +1,8 @@
 """A run made ready: what is left open is filled in, and every mistake shows before anything is written."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, Local
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import train
-from manyheads.session import open_session
+from manyheads.session import _sizes, open_session
 
 
 def test_nothing_is_left_open(lab):
@@ -160,3 +162,19 @@ def test_where_a_run_was_computed_is_described(lab):
     described = open_session(lab.tiny(DePRL()), Runtime(device="cpu", threads=3, engine="loop")).describe_runtime()
     assert described["engine"] == "loop" and described["device"] == "cpu" and described["torch"] == torch.__version__
     assert described["threads"] == 3
+
+
+def test_the_samples_of_all_are_counted_where_all_may_know(lab):
+    """Each of two processes hosts two workers; a site learns of the others only what a server weighs by."""
+    half = lab.opened(lab.tiny(DePRL())).everyone.take(range(2))
+
+    def network(*, open_to_all: bool) -> Any:
+        return SimpleNamespace(
+            may_gather_private=open_to_all, num_workers=4, workers=range(2), gather=lambda own: torch.cat([own, own])
+        )
+
+    everywhere, at_sites = network(open_to_all=True), network(open_to_all=False)
+    assert _sizes(half, DePRL(), everywhere).tolist() == [9, 5, 9, 5]
+    assert _sizes(half, DePRL(), at_sites).tolist() == [9, 5, 0, 0]
+    assert _sizes(half, FedAvg(), at_sites).tolist() == [9, 5, 9, 5]
+    assert _sizes(half, FedAvg(weighting="uniform"), at_sites).tolist() == [9, 5, 0, 0]

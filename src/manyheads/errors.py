@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 
 _LONGEST_LINE = 2000
-_NOT_THE_USERS = {"manyheads", "torch", "numpy"}
+_NOT_THE_USERS = {"manyheads", "torch", "triton", "numpy", "networkx", "safetensors", "rich", "matplotlib", "jinja2"}
+"""This package and those it stands on."""
 
 
 class UserError(ValueError):

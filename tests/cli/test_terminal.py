@@ -2,6 +2,7 @@
 
 import re
 import sys
+import threading
 import time
 from dataclasses import MISSING, fields
 
@@ -168,3 +169,16 @@ def test_waiting_speaks_only_when_it_takes_long(capsys: pytest.CaptureFixture, m
         time.sleep(0.03)
         downloading("cifar.tar.gz", 1, None)
     assert capsys.readouterr().out == ""
+
+
+def test_what_takes_long_is_not_said_to_nobody(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError
+
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr("builtins.print", closed)
+    with terminal.waiting("drawing"):
+        time.sleep(0.1)
+    assert not failed

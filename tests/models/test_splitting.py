@@ -182,7 +182,7 @@ class Ending(nn.Module):
             "nothing": lambda: y.contiguous(),
             "clamp": lambda: y.clamp(0, 9),
             "relu": lambda: y.relu(),
-            "in place": lambda: y.relu_(),
+            "in place": lambda: y.clamp_(-9, 9),
             "mask": lambda: y.masked_fill(x[:, :3] > 2, -1e4),
             "dropout": lambda: self.dropout(y),
             "when it is used": lambda: y if self.training else y + 0,

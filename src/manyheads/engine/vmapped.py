@@ -14,7 +14,7 @@ from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, twin
 from manyheads.tree import Buffers, Params, add_prefix, select
 
-# Said of a layer at each place in the net, with a plea to its authors; that ``loop`` may be faster stands in the docs.
+# Said at each place in the net, with a plea to write to torch's authors; unless asked for, such nets run in ``loop``.
 warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
 
 
