@@ -40,6 +40,11 @@ def clone(params: Mapping[str, Tensor]) -> Params:
     return {name: leaf.clone() for name, leaf in params.items()}
 
 
+def leading(params: Mapping[str, Tensor], count: int) -> Params:
+    """The rows of the first workers, in the same memory."""
+    return {name: leaf[:count] for name, leaf in params.items()}
+
+
 def with_rows(old: Mapping[str, Tensor], new: Mapping[str, Tensor], workers: Tensor | None) -> Params:
     """The old tree with some workers' rows from the new one; None: all of them."""
     if workers is None:

@@ -468,8 +468,8 @@ def test_recordings_are_made_once() -> None:
     for round in range(3):
         phase = Phase("ab"[round % 2], WHOLE, Epochs(1), SGD(0.1 * 0.9**round), single_head(cross_entropy))
         sides.ours.fit(sides.params, sides.buffers, phase, round)
-        made.append(dict(sides.ours._made))
-    assert made[0].keys() == made[2].keys()
+        made.append(dict(sides.ours._trainers))
+    assert made[0] and made[0].keys() == made[2].keys()
     assert all(made[0][key] is made[2][key] for key in made[0])
 
 

@@ -68,7 +68,7 @@ def test_forward_and_back(kind: str) -> None:
 def test_a_dropout_without_a_key_is_off() -> None:
     rule = rule_for("drop", Dropout(0.5), {})
     assert rule is not None
-    x, keys = torch.ones(WORKERS, BATCH, 50), {"drop": torch.arange(WORKERS)}
+    x, keys = torch.ones(WORKERS, BATCH, 50), {"drop.key": torch.arange(WORKERS)}
     output, saved = rule.forward(x, {})
     assert torch.equal(output, x) and torch.equal(rule.backward(x, saved), x)
     output, saved = rule.forward(x, keys)

@@ -14,13 +14,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from manyheads.engine.kernel import Batch, dropout_keys, stacked_losses
+from manyheads.engine.kernel import Batch, dropout_keys, summed_losses
 from manyheads.engine.phase import Phase
 from manyheads.engine.rules import Contribution, Keys, PoolingRule, Rule, Saved, TurnRule, rule_for
 from manyheads.engine.sgd import Descent, clip_factors, one_by_one
-from manyheads.models.dropout import Dropout
+from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split
-from manyheads.tree import Buffers, Params, select
+from manyheads.tree import Buffers, Params, leading, select
 
 Tape = list[Saved]
 
@@ -76,17 +76,17 @@ def _has_hooks(module: nn.Module) -> bool:
 class Chain:
     """A net of such layers in one kind of phase: its outputs for A workers, and the way back to their weights."""
 
-    def __init__(self, model: Split, phase: Phase, params: Params, dropout_layers: Mapping[str, int]) -> None:
+    def __init__(self, model: Split, phase: Phase, params: Params) -> None:
         """``params``: the workers' rows, of which the first A are taken."""
-        self.phase, self.detached, self.dropout_layers = phase, model.detached, dropout_layers
+        self.phase, self.detached = phase, model.detached
         self.body = _rules(model.representation, "representation", params) or []
         self.heads = {name: _rules(model.get_submodule(name), name, params) or [] for name in model.head_names}
         self.body_moves = "representation" in phase.update
-        self.dropouts = [name for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0]
+        self.dropouts = {name: layer for name, layer in dropouts(model).items() if layer.p > 0}
 
     def forward(self, x: Tensor, dropout_base: Tensor, step: int | Tensor) -> tuple[Params, dict[str, Tape]]:
         """The heads' outputs, and the tapes for ``backward``."""
-        keys = dropout_keys(self.dropout_layers, self.dropouts, dropout_base, step)
+        keys = dropout_keys(self.dropouts, dropout_base, step)
         training = self.body_moves or self.phase.frozen == "train"
         features, tape = _forward(self.body, x, keys if training else {})
         outputs, tapes = {}, {"representation": tape}
@@ -139,20 +139,20 @@ class ChainKernel:
 
     padded: ClassVar[bool] = True
 
-    def __init__(
-        self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]
-    ) -> None:
+    def __init__(self, model: Split, phase: Phase, params: Params, buffers: Buffers) -> None:
         self.phase = phase
-        self.chain = Chain(model, phase, params, dropout_layers)
+        self.chain = Chain(model, phase, params)
         self.descent = Descent(phase, select(params, phase.update))
 
     def step(self, batch: Batch) -> Tensor:
         outputs, tapes = self.chain.forward(batch.x, batch.dropout_base, batch.step)
         outputs = {name: output.detach().requires_grad_() for name, output in outputs.items()}
-        total, sums = stacked_losses(self.phase, outputs, batch)
-        gradients = torch.autograd.grad(total, list(outputs.values()), allow_unused=True)
+        constants = leading(self.phase.constants, len(batch.x))
+        sums = summed_losses(self.phase.objective, outputs, batch.y, constants, batch.weight)
+        # The sum of the workers' mean losses: its gradient in a worker's outputs is that worker's alone.
+        gradients = torch.autograd.grad((sums / batch.count).sum(), list(outputs.values()), allow_unused=True)
         self._descend(self.chain.backward(tapes, dict(zip(outputs, gradients, strict=True))))
-        return sums
+        return sums.detach()
 
     def _descend(self, contributions: list[Contribution]) -> None:
         sgd = self.phase.optimizer

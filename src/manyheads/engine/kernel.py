@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.engine.batches import dropout_key
-from manyheads.engine.phase import Phase
+from manyheads.engine.phase import Objective, Phase
 from manyheads.models.dropout import Dropout
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split
@@ -38,9 +38,7 @@ class Kernel(Protocol):
     padded: ClassVar[bool]
     """Whether short batches come padded to one width."""
 
-    def __init__(
-        self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]
-    ) -> None: ...
+    def __init__(self, model: Split, phase: Phase, params: Params, buffers: Buffers) -> None: ...
 
     def step(self, batch: Batch) -> Tensor:
         """Move the first A rows of ``params`` and ``buffers`` in place; the sums of their losses, [A]."""
@@ -57,14 +55,9 @@ def set_modes(model: Split, phase: Phase) -> None:
             module.track = group(name) in phase.update
 
 
-def dropouts(model: nn.Module) -> dict[str, Dropout]:
-    """The dropout layers by name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, Dropout)}
-
-
-def dropout_keys(layers: Mapping[str, int], names: list[str], base: Tensor, step: int | Tensor) -> dict[str, Tensor]:
-    """Each named dropout layer's keys [A] in one step."""
-    return {name: dropout_key(base, step, layers[name]) for name in names}
+def dropout_keys(layers: Mapping[str, Dropout], base: Tensor, step: int | Tensor) -> dict[str, Tensor]:
+    """The keys of dropout layers in one step, by the names of their tensors: alike in shape to the workers' bases."""
+    return {f"{name}.key": dropout_key(base, step, layer.number) for name, layer in layers.items()}
 
 
 def point_at(model: nn.Module, params: Params, buffers: Buffers, row: int) -> None:
@@ -77,7 +70,7 @@ def point_at(model: nn.Module, params: Params, buffers: Buffers, row: int) -> No
                 buffer.data = buffers[name][row]
 
 
-def per_sample(constants: Params, batch_size: int) -> Params:
+def _per_sample(constants: Params, batch_size: int) -> Params:
     """Constants [A, ...] as one row per sample, [A * B, ...]."""
     return {
         name: leaf.unsqueeze(1).expand(-1, batch_size, *leaf.shape[1:]).flatten(0, 1)
@@ -85,16 +78,20 @@ def per_sample(constants: Params, batch_size: int) -> Params:
     }
 
 
-def stacked_losses(phase: Phase, outputs: dict[str, Tensor], batch: Batch) -> tuple[Tensor, Tensor]:
-    """The number to differentiate and the sums of the losses [A], from outputs [A, B, ...].
+def summed_loss(
+    objective: Objective, outputs: dict[str, Tensor], y: Tensor, constants: Params, weight: Tensor | None
+) -> Tensor:
+    """The sum of one worker's losses, each times its sample's weight [B], from outputs [B, ...]; constants [...]."""
+    rows = {name: leaf.expand(len(y), *leaf.shape) for name, leaf in constants.items()}
+    losses = objective(outputs, y, rows)
+    return (losses if weight is None else losses * weight).sum()
 
-    The first is the sum over workers of each one's mean loss: its gradient in a worker's row is that worker's alone.
-    """
-    active, size = batch.x.shape[:2]
-    constants = per_sample({name: leaf[:active] for name, leaf in phase.constants.items()}, size)
+
+def summed_losses(
+    objective: Objective, outputs: dict[str, Tensor], y: Tensor, constants: Params, weight: Tensor | None
+) -> Tensor:
+    """The same of A workers at once, [A], from outputs [A, B, ...]; constants [A, ...]."""
+    active, size = y.shape[:2]
     flat = {name: output.flatten(0, 1) for name, output in outputs.items()}
-    losses = phase.objective(flat, batch.y.flatten(0, 1), constants).view(active, size)
-    if batch.weight is not None:
-        losses = losses * batch.weight
-    sums = losses.sum(1)
-    return (sums / batch.count).sum(), sums.detach()
+    losses = objective(flat, y.flatten(0, 1), _per_sample(constants, size)).view(active, size)
+    return (losses if weight is None else losses * weight).sum(1)

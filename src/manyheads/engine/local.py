@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Plan, dropout_base, num_batches, plan
-from manyheads.engine.kernel import Batch, Kernel, dropouts, point_at, set_modes
+from manyheads.engine.kernel import Batch, Kernel, point_at, set_modes, summed_loss
 from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
 from manyheads.engine.threads import Result, Threads
 from manyheads.engine.workload import Workload
@@ -60,7 +60,6 @@ class LocalEngine:
         self.work, self.kernel, self.chunk_size, self.name = workload, kernel, chunk_size, name
         self.device = workload.train.x.device
         self.dtype = next(workload.model.parameters()).dtype
-        self.dropout_layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
         # Modules that draw from torch's own generator share it, so they run one after another.
         self.seeded = needs_loop(workload.model) is not None
         self.threads = Threads(1 if self.seeded else threads)
@@ -132,13 +131,14 @@ class LocalEngine:
                 first = Phase(phase.stream, phase.update, batches, phase.optimizer, phase.objective)
                 drawn = plan(train.sizes[row], first, self.work.source, worker=self.work.ids[row], round=round)
                 positions = np.concatenate([*drawn, np.empty(0, np.int64)]) + here.start
+            constants = {name: leaf[row] for name, leaf in phase.constants.items()}
             total = [torch.zeros_like(leaf) for leaf in leaves]
             with self._seed(phase.stream, row, round):
                 for span in self._passes(slice(0, len(positions))):
                     part = torch.from_numpy(positions[span]).to(self.device)
-                    constants = {n: v[row].expand(len(part), *v.shape[1:]) for n, v in phase.constants.items()}
                     outputs = model.outputs(model.features(train.x[train.index[part]]))
-                    loss = phase.objective(outputs, train.y[part], constants).sum() / len(positions)
+                    sums = summed_loss(phase.objective, outputs, train.y[part], constants, None)
+                    loss = sums / len(positions)
                     gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
                     for sum_, g in zip(total, gradients, strict=True):
                         sum_ += g
@@ -155,7 +155,7 @@ class LocalEngine:
         params = {name: moved[name][rows] for name, _ in model.named_parameters()}
         buffers = {name: tracked[name][rows] for name, _ in model.named_buffers() if name in tracked}
         phase = _narrow(chunk.phase, rows, params)
-        kernel = self.kernel(model, phase, params, buffers, self.dropout_layers)
+        kernel = self.kernel(model, phase, params, buffers)
         sums = torch.zeros(len(chunk.rows), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
         for batch in self._batches(inputs, chunk):

@@ -5,9 +5,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.engine.kernel import Batch, dropout_keys, dropouts, point_at, set_modes, stacked_losses
+from manyheads.engine.batches import dropout_key
+from manyheads.engine.kernel import Batch, point_at, set_modes, summed_losses
 from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import Descent
+from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, select
 
@@ -17,11 +19,8 @@ class LoopKernel:
 
     padded: ClassVar[bool] = False
 
-    def __init__(
-        self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]
-    ) -> None:
-        self.model, self.phase, self.layers = model, phase, dropout_layers
-        self.dropouts = dropouts(model)
+    def __init__(self, model: Split, phase: Phase, params: Params, buffers: Buffers) -> None:
+        self.model, self.phase, self.dropouts = model, phase, dropouts(model)
         self.descent = Descent(phase, select(params, phase.update))
         point_at(model, params, buffers, 0)
         for name, parameter in model.named_parameters():
@@ -29,12 +28,14 @@ class LoopKernel:
         set_modes(model, phase)
 
     def step(self, batch: Batch) -> Tensor:
-        for name, keys in dropout_keys(self.layers, list(self.dropouts), batch.dropout_base, batch.step).items():
-            self.dropouts[name].key = keys[0]
+        for layer in self.dropouts.values():
+            layer.key = dropout_key(batch.dropout_base[0], batch.step, layer.number)
         outputs = self.model.outputs(self.model.features(batch.x[0]))
-        total, sums = stacked_losses(self.phase, {name: out.unsqueeze(0) for name, out in outputs.items()}, batch)
+        stacked = {name: output.unsqueeze(0) for name, output in outputs.items()}
+        sums = summed_losses(self.phase.objective, stacked, batch.y, self.phase.constants, batch.weight)
+        mean = (sums / batch.count).sum()
         moving = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(total, list(moving.values()), allow_unused=True, materialize_grads=True)
+        gradients = torch.autograd.grad(mean, list(moving.values()), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             self.descent.step({name: g.unsqueeze(0) for name, g in zip(moving, gradients, strict=True)})
-        return sums
+        return sums.detach()

@@ -157,13 +157,13 @@ class ReLURule(Rule):
 
 @dataclass(frozen=True)
 class DropoutRule(Rule):
-    name: str
+    key: str
     p: float
 
     def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
-        if self.name not in keys:
+        if self.key not in keys:
             return x, ()
-        mask = dropout_mask(keys[self.name], x.shape[1:], self.p, x.dtype, x.device)
+        mask = dropout_mask(keys[self.key], x.shape[1:], self.p, x.dtype, x.device)
         return x * mask, (mask,)
 
     def backward(self, d: Tensor, saved: Saved) -> Tensor:
@@ -209,7 +209,7 @@ def rule_for(name: str, layer: nn.Module, params: Params) -> Rule | None:
     if type(layer) is nn.ReLU:
         return ReLURule()
     if type(layer) is Dropout:
-        return DropoutRule(name, layer.p)
+        return DropoutRule(f"{name}.key", layer.p)
     return None
 
 

@@ -6,13 +6,14 @@ from typing import ClassVar
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from manyheads.engine.kernel import Batch, dropout_keys, dropouts, set_modes
+from manyheads.engine.kernel import Batch, dropout_keys, set_modes, summed_loss
 from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import Descent
 from manyheads.errors import UserError
+from manyheads.models.dropout import dropouts
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, twin
-from manyheads.tree import Buffers, Params, add_prefix, select
+from manyheads.tree import Buffers, Params, add_prefix, clone, leading, select
 
 # Said at each place in the net, with a plea to write to torch's authors; unless asked for, such nets run in ``loop``.
 warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
@@ -34,13 +35,10 @@ class VmapKernel:
 
     padded: ClassVar[bool] = True
 
-    def __init__(
-        self, model: Split, phase: Phase, params: Params, buffers: Buffers, dropout_layers: dict[str, int]
-    ) -> None:
+    def __init__(self, model: Split, phase: Phase, params: Params, buffers: Buffers) -> None:
         # A copy: a functional call can leave tied layers without the tensors that other code points at a worker.
         model = twin(model)
-        self.net, self.phase, self.layers = Outputs(model), phase, dropout_layers
-        self.dropouts = list(dropouts(model))
+        self.net, self.phase, self.dropouts = Outputs(model), phase, dropouts(model)
         self.norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]
         self.descent = Descent(phase, select(params, phase.update))
         self.frozen = {name: leaf for name, leaf in params.items() if name not in self.descent.params}
@@ -49,10 +47,7 @@ class VmapKernel:
 
     def step(self, batch: Batch) -> Tensor:
         active = len(batch.x)
-        supplied = {
-            f"{name}.key": keys
-            for name, keys in dropout_keys(self.layers, self.dropouts, batch.dropout_base, batch.step).items()
-        }
+        supplied = dropout_keys(self.dropouts, batch.dropout_base, batch.step)
         weight = batch.weight
         if weight is None:
             weight = batch.count.new_ones(batch.y.shape[:2])
@@ -63,16 +58,13 @@ class VmapKernel:
         ) -> tuple[Tensor, tuple[Tensor, Buffers]]:
             tensors = add_prefix({**others, **moving}, "net")
             outputs = functional_call(self.net, tensors, (x,))
-            rows = {name: leaf.expand(len(x), *leaf.shape) for name, leaf in constants.items()}
-            total = (self.phase.objective(outputs, y, rows) * weight).sum()
+            total = summed_loss(self.phase.objective, outputs, y, constants, weight)
             statistics = {name: tensors[f"net.{name}"] for name in self.buffers}
             return total / count, (total, statistics)
 
-        moving = {name: leaf[:active] for name, leaf in self.descent.params.items()}
-        others = {name: leaf[:active] for name, leaf in {**self.frozen, **self.buffers}.items()} | supplied
+        moving, constants = leading(self.descent.params, active), leading(self.phase.constants, active)
         # Statistics are written in place: let them be copies, so that a failed step leaves the rows whole.
-        others |= {name: leaf[:active].clone() for name, leaf in self.buffers.items()}
-        constants = {name: leaf[:active] for name, leaf in self.phase.constants.items()}
+        others = leading(self.frozen, active) | clone(leading(self.buffers, active)) | supplied
         try:
             gradients, (_, (sums, statistics)) = vmap(grad_and_value(loss, has_aux=True))(
                 moving, others, batch.x, batch.y, weight, batch.count, constants

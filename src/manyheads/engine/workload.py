@@ -9,6 +9,7 @@ from torch import Tensor
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.phase import Loss
+from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split
 
 Transform = Callable[[Tensor, np.random.Generator], Tensor]
@@ -27,3 +28,8 @@ class Workload:
     loss: Loss
     metric: Loss
     transform: Transform | None = None
+
+    def __post_init__(self) -> None:
+        # Once for the whole net: what an engine cuts off of it draws the same masks.
+        for number, layer in enumerate(dropouts(self.model).values()):
+            layer.number = number

@@ -18,6 +18,8 @@ class Dropout(nn.Module):
     def __init__(self, p: float) -> None:
         super().__init__()
         self.p = p
+        self.number = 0
+        """Its place among the dropout layers of the net that is trained."""
         self.register_buffer("key", torch.tensor(0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -28,6 +30,11 @@ class Dropout(nn.Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+def dropouts(net: nn.Module) -> dict[str, Dropout]:
+    """The dropout layers by name."""
+    return {name: module for name, module in net.named_modules() if isinstance(module, Dropout)}
 
 
 def dropout_mask(key: Tensor, shape: Sequence[int], p: float, dtype: torch.dtype, device: torch.device | str) -> Tensor:

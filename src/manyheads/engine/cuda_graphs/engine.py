@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,29 +17,31 @@ from manyheads.engine.chain import is_chain
 from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted
 from manyheads.engine.cuda_graphs.feed import Entries, Pool, upload
 from manyheads.engine.cuda_graphs.footprint import output_shape
-from manyheads.engine.cuda_graphs.forward import WIDTH, Sweep, extracting, forward_slot, score_all, scoring
+from manyheads.engine.cuda_graphs.forward import WIDTH, Extraction, Scoring, forward_slot
 from manyheads.engine.cuda_graphs.gradients import SlotGradients
 from manyheads.engine.cuda_graphs.kinds import bare, kind
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, row_index
 from manyheads.engine.cuda_graphs.schedule import Schedule, in_widths, schedule
-from manyheads.engine.cuda_graphs.slots import Slot, Slots
+from manyheads.engine.cuda_graphs.slots import Slot
 from manyheads.engine.cuda_graphs.stacked import StackedTrainer, has_convolutions, stackable
 from manyheads.engine.cuda_graphs.task import Task, Trainer
 from manyheads.engine.cuda_graphs.training import SlotTrainer
-from manyheads.engine.kernel import dropouts, set_modes
+from manyheads.engine.kernel import set_modes
 from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Steps
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
+from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split, cacheable_prefix, cut, twin
 from manyheads.tree import Buffers, Params, group
 
-_KEPT_SWEEPS = 8
+_KEPT_SCORINGS = 8
 _LARGEST_GROWTH = 4
 _ALWAYS_CACHED = 1 << 26
 """Features of so many numbers are cached in any case."""
 Made = TypeVar("Made")
+Key = TypeVar("Key", bound=Hashable)
 
 
 class CudaGraphsEngine:
@@ -70,7 +72,6 @@ class CudaGraphsEngine:
         self.work, self.precision = workload, precision
         self.device = workload.train.x.device
         self.dtype = next(workload.model.parameters()).dtype
-        self.layers = {layer: k for k, layer in enumerate(dropouts(workload.model))}
         self.images = not precision.deterministic and any(isinstance(m, nn.Conv2d) for m in workload.model.modules())
         self.stack_images = stack_images
         self.num_stacked = max(1, min(num_stacked, len(workload.ids)))
@@ -82,7 +83,11 @@ class CudaGraphsEngine:
         self.notes: list[str] = [] if notes is None else notes
         self.vmaps = True
         """Until a net turns out to have an operation without a rule for many workers at once."""
-        self._made: dict[Hashable, object] = {}
+        self._trainers: dict[Hashable, Trainer] = {}
+        self._gradients: dict[Hashable, SlotGradients] = {}
+        self._extractions: dict[Hashable, Extraction] = {}
+        self._scorings: dict[int, Scoring] = {}
+        self._depths: dict[str, int] = {}
         self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
 
     def place(self, leaves: Params) -> Params:
@@ -108,8 +113,7 @@ class CudaGraphsEngine:
 
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
         with self.precision.settings(self.device), torch.no_grad():
-            _, sweep, slots = self._scores(shards)
-            sums = score_all(slots, sweep, params, buffers, shards.num_workers)
+            sums = self._scoring(shards).run(params, buffers)
         metric, loss, weight = sums.unbind(1)
         self._finish(params)
         return Evaluation(metric / weight, loss / weight, torch.tensor(shards.sizes))
@@ -140,7 +144,7 @@ class CudaGraphsEngine:
 
         if plan.rows:
             with self.precision.settings(self.device):
-                gradients = self._recorded(("gradient", batches, kind(asked)), make, SlotGradients.record)
+                gradients = _recorded(self._gradients, (batches, kind(asked)), make, SlotGradients.record)
                 gradients.run(plan, asked, params, buffers, into)
         self._finish(into)
         return into
@@ -155,7 +159,7 @@ class CudaGraphsEngine:
 
         def trainer() -> Trainer:
             make = partial(self._trainer, model, rows, x, bare(phase))
-            return self._recorded(("train", kind(phase)), make, lambda trainer: trainer.record(task.plan))
+            return _recorded(self._trainers, kind(phase), make, lambda trainer: trainer.record(task.plan))
 
         try:
             return self._compiled_if_possible(trainer).run(task)
@@ -184,7 +188,6 @@ class CudaGraphsEngine:
                 num_rows=self.num_stacked,
                 capacity=max(lengths),
                 batch_size=source.batch_size,
-                layers=self.layers,
                 precision=self.precision,
                 compile=self.compile,
                 lane=self.lanes[0],
@@ -195,7 +198,6 @@ class CudaGraphsEngine:
             entries,
             capacity=sum(lengths),
             batch_size=source.batch_size,
-            layers=self.layers,
             precision=self.precision,
             channels_last=self.images,
             compile=self.compile,
@@ -223,71 +225,48 @@ class CudaGraphsEngine:
         """How many layers' features are computed once per phase: none where they would be far larger than the data."""
         if "representation" in phase.update:
             return 0
-        key = ("depth", phase.frozen)
-        if key not in self._made:
+        if phase.frozen not in self._depths:
             depth, x = cacheable_prefix(self.work.model, phase.frozen), self.work.train.x
             if depth:
                 size = prod(output_shape(cut(self.work.model, depth)[0], tuple(x.shape[1:]), self.dtype))
                 room = max(_LARGEST_GROWTH * x.numel(), _ALWAYS_CACHED)
                 depth = depth if size * len(self.work.train.index) <= room else 0
-            self._made[key] = depth
-        return cast(int, self._made[key])
+            self._depths[phase.frozen] = depth
+        return self._depths[phase.frozen]
 
     def _features(self, depth: int, task: Task) -> Tensor:
         """Features [entries, ...] of the first ``depth`` layers for the plan's workers, in memory that stays."""
         train, phase = self.work.train, task.phase
 
-        def make() -> tuple[Sweep, Slots, Tensor]:
+        def make() -> Extraction:
             model = twin(self.work.model)
             set_modes(model, phase)
             prefix, _rest = cut(model, depth)
-            shape = output_shape(prefix, tuple(train.x.shape[1:]), self.dtype)
-            features = torch.zeros(len(train.index) + 1, *shape, dtype=self.dtype, device=self.device)
-            sweep = Sweep(train, self._pool(train.x, images=self.images), features)
+            pool = self._pool(train.x, images=self.images)
             kind = Kind(1, self.device, self.dtype, self.images, self.precision.low_names(model))
-            slots = [forward_slot(prefix, "representation.", kind, features.new_zeros(1)) for _ in self.lanes]
-            return sweep, Slots(self.lanes, slots, extracting(prefix, sweep, features, self.precision)), features
+            return Extraction(prefix, train, pool, kind, precision=self.precision, lanes=self.lanes)
 
-        def record(made: tuple[Sweep, Slots, Tensor]) -> None:
-            made[1].record(made[0].variants())
+        extraction = _recorded(self._extractions, (depth, phase.frozen), make, Extraction.record)
+        return extraction.run(task.params, task.buffers, task.plan.rows)
 
-        sweep, slots, features = self._recorded(("features", depth, phase.frozen), make, record)
-        jobs = [sweep.jobs[row] for row in task.plan.rows]
-        slots.run(jobs, lambda slot, row: slot.load(task.params, task.buffers, row), lambda slot, row: None)
-        return features[:-1]
-
-    def _scores(self, shards: Shards) -> tuple[Shards, Sweep, Slots]:
+    def _scoring(self, shards: Shards) -> Scoring:
         """The recordings that score every worker on some shards; those of the last few shards are kept."""
-        mine = [key for key in self._made if isinstance(key, tuple) and key[0] == "scores"]
-        if ("scores", id(shards)) not in self._made and len(mine) >= _KEPT_SWEEPS:
-            del self._made[mine[0]]
+        if id(shards) not in self._scorings and len(self._scorings) >= _KEPT_SCORINGS:
+            del self._scorings[next(iter(self._scorings))]
 
-        def make_slots() -> list[Slot]:
-            kind = Kind(1, self.device, self.dtype, self.images)
-            # In double: a fraction of a few samples is then recorded as that fraction.
-            sums = torch.zeros(3, dtype=torch.float64, device=self.device)
-            return [forward_slot(self.work.model, "", kind, sums) for _ in self.lanes]
+        def make() -> Scoring:
+            model, pool = twin(self.work.model).eval(), self._pool(shards.x, images=self.images)
+            return Scoring(model, shards, pool, self._score_slots, self.work.metric, self.work.loss, lanes=self.lanes)
 
-        def make() -> tuple[Shards, Sweep, Slots]:
-            model = twin(self.work.model).eval()
-            sweep = Sweep(shards, self._pool(shards.x, images=self.images), next(model.parameters()))
-            slots = self._recorded("score slots", make_slots, lambda _: None)
-            return shards, sweep, Slots(self.lanes, slots, scoring(model, sweep, self.work.metric, self.work.loss))
+        return _recorded(self._scorings, id(shards), make, Scoring.record)
 
-        def record(made: tuple[Shards, Sweep, Slots]) -> None:
-            made[2].record(made[1].variants())
-
-        return self._recorded(("scores", id(shards)), make, record)
-
-    def _recorded(self, key: Hashable, make: Callable[[], Made], record: Callable[[Made], None]) -> Made:
-        """What ``make`` made for this key, with everything recorded that is needed now."""
-        made = cast(Made, self._made[key]) if key in self._made else make()
-        try:
-            record(made)
-        except torch.OutOfMemoryError:
-            raise UserError("the GPU's memory ran out while recording: lower --workers or --batch-size.") from None
-        self._made[key] = made
-        return made
+    @cached_property
+    def _score_slots(self) -> list[Slot]:
+        """What the scorings of all shards share."""
+        kind = Kind(1, self.device, self.dtype, self.images)
+        # In double: a fraction of a few samples is then recorded as that fraction.
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        return [forward_slot(self.work.model, "", kind, sums) for _ in self.lanes]
 
     def _pool(self, x: Tensor, *, images: bool) -> Pool:
         key = (x.data_ptr(), images)
@@ -320,3 +299,14 @@ class CudaGraphsEngine:
     def _on_host(self, params: Params) -> bool:
         """Whether rows stream from host memory."""
         return any(leaf.device != self.device for leaf in params.values())
+
+
+def _recorded(made: dict[Key, Made], key: Key, make: Callable[[], Made], record: Callable[[Made], None]) -> Made:
+    """What ``make`` made for this key, with everything recorded that is needed now."""
+    wanted = made[key] if key in made else make()
+    try:
+        record(wanted)
+    except torch.OutOfMemoryError:
+        raise UserError("the GPU's memory ran out while recording: lower --workers or --batch-size.") from None
+    made[key] = wanted
+    return wanted

@@ -1,6 +1,6 @@
 """Forward passes in slots: the scores of every worker's model, and the features of a frozen representation."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,6 +8,8 @@ from torch.func import functional_call
 
 from manyheads.data.shards import Shards
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, Pool, upload
+from manyheads.engine.cuda_graphs.footprint import output_shape
+from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import FlatRows, Kind
 from manyheads.engine.cuda_graphs.schedule import in_widths, narrowest
@@ -61,42 +63,75 @@ class Sweep:
         return self.pool.take(here["rows"]), here
 
 
-def scoring(model: nn.Module, sweep: Sweep, metric: Loss, loss: Loss) -> Callable[[Slot, int], None]:
-    """A step that adds to the slot's sums: metric, loss and weight."""
+class Scoring:
+    """The scores of every worker's model on some shards: sums of metric, loss and weight."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        shards: Shards,
+        pool: Pool,
+        slots: Sequence[Slot],
+        metric: Loss,
+        loss: Loss,
+        *,
+        lanes: Sequence[Lane],
+    ) -> None:
+        self.model, self.shards, self.metric, self.loss = model, shards, metric, loss
+        self.sweep = Sweep(shards, pool, next(model.parameters()))
+        self.slots = Slots(lanes, slots, self._step)
+
+    def record(self) -> None:
+        self.slots.record(self.sweep.variants())
+
+    def run(self, params: Params, buffers: Buffers) -> Tensor:
+        """[W, 3]."""
+        like = self.slots.slots[0].sums
+        sums = torch.zeros(self.shards.num_workers, len(like), dtype=like.dtype, device=like.device)
+        self.slots.run(
+            list(self.sweep.jobs.values()),
+            lambda slot, row: slot.load(params, buffers, row),
+            lambda slot, row: sums[row].copy_(slot.sums),
+        )
+        return sums
 
     @torch.no_grad()
-    def step(slot: Slot, width: int) -> None:
-        x, here = sweep.samples(slot.cursor, width)
-        output, weight = functional_call(model, slot.leaves, (x,)), here["weight"]
+    def _step(self, slot: Slot, width: int) -> None:
+        x, here = self.sweep.samples(slot.cursor, width)
+        output, weight = functional_call(self.model, slot.leaves, (x,)), here["weight"]
         # Where a score of padding is no number, it still must not count.
-        scores = [(score(output, here["y"]) * weight).masked_fill(weight == 0, 0) for score in (metric, loss)]
+        scores = [(score(output, here["y"]) * weight).masked_fill(weight == 0, 0) for score in (self.metric, self.loss)]
         slot.sums.add_(torch.stack([*scores, weight]).sum(1, dtype=slot.sums.dtype))
         slot.cursor.add_(1)
 
-    return step
 
+class Extraction:
+    """The features of a frozen representation's first layers, in memory that stays."""
 
-def extracting(prefix: nn.Module, sweep: Sweep, features: Tensor, precision: Precision) -> Callable[[Slot, int], None]:
-    """A step that writes the prefix's features to their samples' places in ``features`` [entries + 1, ...]."""
+    def __init__(
+        self, prefix: nn.Module, shards: Shards, pool: Pool, kind: Kind, *, precision: Precision, lanes: Sequence[Lane]
+    ) -> None:
+        shape = output_shape(prefix, tuple(shards.x.shape[1:]), kind.dtype)
+        # Of one entry more, where padding is written to.
+        self.features = torch.zeros(len(shards.index) + 1, *shape, dtype=kind.dtype, device=kind.device)
+        self.prefix, self.precision = prefix, precision
+        self.sweep = Sweep(shards, pool, self.features)
+        slots = [forward_slot(prefix, "representation.", kind, self.features.new_zeros(1)) for _ in lanes]
+        self.slots = Slots(lanes, slots, self._step)
+
+    def record(self) -> None:
+        self.slots.record(self.sweep.variants())
+
+    def run(self, params: Params, buffers: Buffers, rows: Sequence[int]) -> Tensor:
+        """Features [entries, ...] of these workers' samples; those of others stay what they were."""
+        jobs = [self.sweep.jobs[row] for row in rows]
+        self.slots.run(jobs, lambda slot, row: slot.load(params, buffers, row), lambda slot, row: None)
+        return self.features[:-1]
 
     @torch.no_grad()
-    def step(slot: Slot, width: int) -> None:
-        x, here = sweep.samples(slot.cursor, width)
-        with precision.autocast(x.device):
-            made = functional_call(prefix, strip_prefix(slot.leaves, "representation"), (x,))
-        features.index_copy_(0, here["places"], made.to(features.dtype))
+    def _step(self, slot: Slot, width: int) -> None:
+        x, here = self.sweep.samples(slot.cursor, width)
+        with self.precision.autocast(x.device):
+            made = functional_call(self.prefix, strip_prefix(slot.leaves, "representation"), (x,))
+        self.features.index_copy_(0, here["places"], made.to(self.features.dtype))
         slot.cursor.add_(1)
-
-    return step
-
-
-def score_all(slots: Slots, sweep: Sweep, params: Params, buffers: Buffers, num_workers: int) -> Tensor:
-    """Sums of metric, loss and weight of every worker, [W, 3]."""
-    like = slots.slots[0].sums
-    sums = torch.zeros(num_workers, len(like), dtype=like.dtype, device=like.device)
-    slots.run(
-        list(sweep.jobs.values()),
-        lambda slot, row: slot.load(params, buffers, row),
-        lambda slot, row: sums[row].copy_(slot.sums),
-    )
-    return sums

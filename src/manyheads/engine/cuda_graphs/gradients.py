@@ -12,6 +12,7 @@ from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.rows import Extras, Kind, load, store
 from manyheads.engine.cuda_graphs.schedule import Schedule
 from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, Variant, phase_slots
+from manyheads.engine.kernel import summed_loss
 from manyheads.engine.phase import Phase
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.split import Split, twin
@@ -73,8 +74,8 @@ class SlotGradients:
             x = self.entries.pool.take(here["rows"])
         with torch.enable_grad():
             outputs: dict[str, Tensor] = functional_call(self.net, add_prefix(slot.leaves, "net"), (x,))
-            constants = {name: leaf.expand(len(x), *leaf.shape[1:]) for name, leaf in slot.constants.items()}
-            total = (self.objective(outputs, here["y"], constants) * here["weight"]).sum()
+            constants = {name: leaf[0] for name, leaf in slot.constants.items()}
+            total = summed_loss(self.objective, outputs, here["y"], constants, here["weight"])
             leaves = [slot.leaves[name] for name in slot.moving.gradient]
             gradients = torch.autograd.grad(total, leaves, allow_unused=True, materialize_grads=True)
         with torch.no_grad():

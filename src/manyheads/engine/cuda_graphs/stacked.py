@@ -4,14 +4,13 @@ Workers are sorted by their number of batches and recordings exist for a few num
 who have finished cost little; within a recording they do not move.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from manyheads.engine.batches import dropout_key
 from manyheads.engine.chain import Chain, is_chain
 from manyheads.engine.cuda_graphs.compiled import compiled
 from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
@@ -22,13 +21,14 @@ from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import FlatRows, Kind, copy_all, load
 from manyheads.engine.cuda_graphs.schedule import Schedule
 from manyheads.engine.cuda_graphs.task import Task
-from manyheads.engine.kernel import dropouts, per_sample, set_modes
+from manyheads.engine.kernel import dropout_keys, set_modes, summed_loss, summed_losses
 from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import clip_factors
 from manyheads.engine.vmapped import Outputs
+from manyheads.models.dropout import dropouts
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, statistics, twin
-from manyheads.tree import Params, add_prefix, group
+from manyheads.tree import Params, add_prefix, group, leading
 
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 _FEWEST = 8
@@ -75,8 +75,6 @@ class Setting:
     moving: FlatRows
     frozen: FlatRows
     rate: Tensor
-    layers: Mapping[str, int]
-    """Numbers of the dropout layers."""
     precision: Precision
     compile: bool
 
@@ -96,12 +94,11 @@ class StackedTrainer:
         num_rows: int,
         capacity: int,
         batch_size: int,
-        layers: Mapping[str, int],
         precision: Precision,
         compile: bool,
         lane: Lane,
     ) -> None:
-        """``capacity``: steps of a phase; ``layers`` numbers the dropout layers."""
+        """``capacity``: steps of a phase."""
         model = twin(model)
         set_modes(model, phase)
         self.entries, self.lane, self.num_rows = entries, lane, num_rows
@@ -120,7 +117,7 @@ class StackedTrainer:
         self.rate = torch.zeros(1, dtype=dtype, device=self.device)
         self.sums = torch.zeros(num_rows, dtype=dtype, device=self.device)
         method = _Chain if chained else _Vmapped
-        self.method = method(Setting(model, phase, self.moving, self.frozen, self.rate, layers, precision, compile))
+        self.method = method(Setting(model, phase, self.moving, self.frozen, self.rate, precision, compile))
         self.sizes = sorted({max(min(_FEWEST, num_rows), round(num_rows * share)) for share in _SHARES})
         self.recordings: dict[int, Replay] = {}
 
@@ -174,7 +171,7 @@ class StackedTrainer:
         here = self.feed.read(self.cursor)
         rows, count = here["rows"][:size], here["count"][:size]
         x = self.entries.pool.take(rows.flatten()).unflatten(0, rows.shape)
-        constants = {name: leaf[:size] for name, leaf in self.constants.items()}
+        constants = leading(self.constants, size)
         sums = self.method.step(Step(x, here["y"][:size], count, self.bases[:size], self.cursor, constants))
         self.sums[:size].add_(sums.masked_fill(count == 0, 0))
         self.cursor.add_(1)
@@ -185,7 +182,7 @@ class _Chain:
 
     def __init__(self, at: Setting) -> None:
         self.phase, self.rate, self.precision, self.dtype = at.phase, at.rate, at.precision, at.rate.dtype
-        self.chain = Chain(at.model, at.phase, {**at.frozen.compute, **at.moving.compute}, at.layers)
+        self.chain = Chain(at.model, at.phase, {**at.frozen.compute, **at.moving.compute})
         self.part_of = {name: part for part in at.moving.parts for name in part.layout.shapes}
         # The first number of workers gets code for its size, all others share code for any.
         self.gradients = compiled(self._gradients, at.compile, dynamic=None)
@@ -214,9 +211,7 @@ class _Chain:
         valid = (torch.arange(size, device=x.device) < count.unsqueeze(1)).to(self.dtype)
 
         def mean_losses(outputs: Params) -> tuple[Tensor, Tensor]:
-            flat = {name: output.flatten(0, 1) for name, output in outputs.items()}
-            losses = self.phase.objective(flat, y.flatten(0, 1), per_sample(constants, size))
-            sums = (losses.view(active, size) * valid).sum(1)
+            sums = summed_losses(self.phase.objective, outputs, y, constants, valid)
             return (sums / count.clamp(min=1)).sum(), sums
 
         exact = {name: output.to(self.dtype) for name, output in outputs.items()}
@@ -242,14 +237,13 @@ class _Vmapped:
     def __init__(self, at: Setting) -> None:
         self.net, self.phase, self.precision = Outputs(at.model), at.phase, at.precision
         self.moving, self.frozen = at.moving, at.frozen
-        self.keys, self.dtype = {name: at.layers[name] for name in dropouts(at.model)}, at.rate.dtype
+        self.dropouts, self.dtype = dropouts(at.model), at.rate.dtype
         self.descent = FlatDescent(UpdateRule.of(at.phase), at.rate, compile=at.compile)
 
     def step(self, step: Step) -> Tensor:
         active, size = step.x.shape[:2]
-        others = {name: leaf[:active] for name, leaf in self.frozen.compute.items()}
-        others |= {f"{name}.key": dropout_key(step.base, step.number, layer) for name, layer in self.keys.items()}
-        moving = {name: leaf[:active] for name, leaf in self.moving.compute.items()}
+        moving = leading(self.moving.compute, active)
+        others = leading(self.frozen.compute, active) | dropout_keys(self.dropouts, step.base, step.number)
         valid = (torch.arange(size, device=step.x.device) < step.count.unsqueeze(1)).to(self.dtype)
 
         def loss(
@@ -258,14 +252,13 @@ class _Vmapped:
             with self.precision.autocast(x.device):
                 outputs = functional_call(self.net, add_prefix({**others, **moving}, "net"), (x,))
             outputs = {name: output.to(self.dtype) for name, output in outputs.items()}
-            rows = {name: leaf.expand(len(x), *leaf.shape) for name, leaf in constants.items()}
-            total = (self.phase.objective(outputs, y, rows) * valid).sum()
+            total = summed_loss(self.phase.objective, outputs, y, constants, valid)
             return total / count, total
 
         gradients, sums = vmap(grad(loss, has_aux=True))(
             moving, others, step.x, step.y, valid, step.count.clamp(min=1), step.constants
         )
-        into = {name: leaf[:active] for name, leaf in self.moving.gradient.items()}
+        into = leading(self.moving.gradient, active)
         copy_all(into.values(), [gradients[name] for name in into])
         counts = torch.nn.functional.pad(step.count, (0, len(self.moving.parts[0].weight) - active))
         self.descent.step(self.moving, (counts > 0).unsqueeze(1))

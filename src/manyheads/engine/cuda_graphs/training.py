@@ -1,6 +1,6 @@
 """Training in slots: a recorded step gathers a worker's batch, runs the net forward and backward, and moves its row."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from manyheads.engine.batches import dropout_key
 from manyheads.engine.cuda_graphs.compiled import compiled
 from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
@@ -18,9 +17,10 @@ from manyheads.engine.cuda_graphs.rows import Kind, copy_all, load, store
 from manyheads.engine.cuda_graphs.schedule import Schedule, narrowest
 from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, phase_slots
 from manyheads.engine.cuda_graphs.task import Task
-from manyheads.engine.kernel import dropouts, set_modes
+from manyheads.engine.kernel import dropout_keys, set_modes, summed_loss
 from manyheads.engine.phase import Phase
 from manyheads.engine.vmapped import Outputs
+from manyheads.models.dropout import dropouts
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, twin
 from manyheads.tree import Params, add_prefix, group
@@ -48,24 +48,23 @@ class SlotTrainer:
         *,
         capacity: int,
         batch_size: int,
-        layers: Mapping[str, int],
         precision: Precision,
         channels_last: bool,
         compile: bool,
         lanes: Sequence[Lane],
     ) -> None:
-        """``capacity``: batches of a phase; ``layers`` numbers the dropout layers."""
+        """``capacity``: batches of a phase."""
         model = twin(model)
         set_modes(model, phase)
         self.net, self.phase, self.entries, self.precision = Outputs(model), phase, entries, precision
         self.batch_size, self.compile = batch_size, compile
         self.device, self.dtype = entries.y.device, next(model.parameters()).dtype
         self.feed = Feed(capacity, {**entries.like(batch_size), "facts": ((3,), torch.int64)}, self.device)
-        self.keys = {name: layers[name] for name in dropouts(model)}
+        self.dropouts = dropouts(model)
         self.norms = [name for name, layer in model.named_modules() if isinstance(layer, BatchNorm) and layer.training]
         self.rate = torch.zeros(1, dtype=self.dtype, device=self.device)
         self.descent = FlatDescent(UpdateRule.of(phase), self.rate, compile=compile)
-        self.losses = compiled(self._losses, compile, hashes=bool(self.keys))
+        self.losses = compiled(self._losses, compile, hashes=bool(self.dropouts))
 
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
         slots = phase_slots(model, phase, kind, extras(phase, gradient=True), self.rate, lanes)
@@ -134,12 +133,12 @@ class SlotTrainer:
         """Mean and sum of a batch's losses; ``facts`` [3]: its true size, the dropout base, the step's number."""
         count, base, step = facts.unbind()
         valid = (torch.arange(len(x), device=x.device) < count).to(self.dtype)
-        supplied = {f"{name}.key": dropout_key(base, step, layer) for name, layer in self.keys.items()}
+        supplied = dropout_keys(self.dropouts, base, step)
         if padded:
             supplied |= {f"{name}.sample_weight": valid for name in self.norms}
         with self.precision.autocast(x.device):
             outputs = functional_call(self.net, add_prefix({**leaves, **supplied}, "net"), (x,))
         outputs = {name: output.to(self.dtype) for name, output in outputs.items()}
-        rows = {name: leaf.expand(len(x), *leaf.shape[1:]) for name, leaf in constants.items()}
-        total = (self.phase.objective(outputs, y, rows) * valid).sum()
+        own = {name: leaf[0] for name, leaf in constants.items()}
+        total = summed_loss(self.phase.objective, outputs, y, own, valid)
         return total / count, total.detach()
