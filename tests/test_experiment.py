@@ -50,6 +50,7 @@ from manyheads.recipes import RECIPES
         ({"algorithm": DePRL}, "give one such as DePRL()"),
         ({"algorithm": DePRL(head_epochs=-1)}, "--head-epochs -1"),
         ({"algorithm": DePRL(head_epochs=5, head_steps=2)}, "--head-epochs and --head-steps exclude each other"),
+        ({"graph": "links:0-1=0.5", "weights": "lazy"}, "--weights lazy beside a --graph whose links have weights"),
         ({"algorithm": DPSGD(epochs=1, steps=1)}, "--epochs and --steps exclude each other"),
         ({"algorithm": Ditto(lam=-1.0)}, "--lam -1.0"),
         ({"algorithm": DPSGD(steps=0)}, "--steps 0 would train nothing: give more."),

@@ -41,12 +41,18 @@ def test_a_misspelt_graph_is_told_also_where_none_is_used(lab, algorithm):
         complete(lab.tiny(algorithm, graph="rign"))
 
 
+def test_who_counts_neighbours_alike_takes_no_weights(lab):
+    with pytest.raises(UserError, match="dispfl counts neighbours alike: name the links of --graph without weights"):
+        complete(lab.tiny(DisPFL(), graph="links:0-1=0.5"))
+
+
 @pytest.mark.parametrize(
     ("given", "written"),
     [
         ({"graph": "random:.25"}, {"graph": "random:0.25"}),
         ({"graph": "regular:02"}, {"graph": "regular:2"}),
         ({"graph": "links:2-1,0-1,1-2,3-0"}, {"graph": "links:0-1,0-3,1-2"}),
+        ({"graph": "links:1-0=.50,1-2=3e-1/0-2=.5"}, {"graph": "links:0-1=0.5,1-2=0.3/0-2=0.5", "weights": None}),
         ({"split": "dirichlet:.30"}, {"split": "dirichlet:0.3"}),
         ({"split": "dirichlet:1e0:uncapped"}, {"split": "dirichlet:1:uncapped"}),
         ({"split": "shards:02"}, {"split": "shards:2"}),

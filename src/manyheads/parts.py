@@ -92,6 +92,10 @@ def exchange(experiment: Experiment) -> dict[str, Any]:
         return {"graph": "none", "weights": None, "redraw": False, "link_failure": 0.0}
     if not is_graph(graph):
         raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
+    if parse_graph(graph).weighted:
+        if algorithm.row_stochastic:
+            raise UserError(f"{algorithm.name} counts neighbours alike: name the links of --graph without weights.")
+        return {"weights": None}
     return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import UserError
-from manyheads.topology.graphs import Graph, Links, brief, connected, draw_links, fixed_links, grid_shape, parse_graph
+from manyheads.topology.graphs import Graph, Links, connected, draw_links, fixed_links, grid_shape, parse_graph
 
 patient = settings(deadline=None)
 """A busy machine is no failure."""
@@ -147,9 +147,6 @@ def test_specs_survive_being_written_down(family, probability, count):
         ("regular:2.5", "a whole number from 1 up"),
         ("regular:-4", "a whole number from 1 up"),
         ("in-neighbours:", "as in 'in-neighbours:10'"),
-        ("links", "as in 'links:0-1,1-2,0-2'"),
-        ("links:0-1,1", "as in 'links:0-1,1-2,0-2'"),
-        ("links:0-1, 1-2", "as in 'links:0-1,1-2,0-2'"),
     ],
 )
 def test_wrong_specs_are_refused_in_one_line(spec, says):
@@ -173,31 +170,6 @@ def test_wrong_specs_are_refused_in_one_line(spec, says):
 def test_impossible_draws_say_what_to_do(spec, num_workers, says):
     with pytest.raises(UserError, match=says):
         draw_links(parse_graph(spec), num_workers, seed=1)
-
-
-@patient
-@given(st.integers(2, 12), st.data())
-def test_named_links_are_the_graph_they_name(num_workers, data):
-    """However often, in whatever order and direction; uniform weights suit those where all degrees are one."""
-    pair = st.tuples(*[st.integers(0, num_workers - 1)] * 2).filter(lambda link: link[0] != link[1])
-    named = data.draw(st.lists(pair, min_size=1))
-    spec = "links:" + ",".join(f"{i}-{j}" for i, j in named)
-    (links,) = fixed_links(parse_graph(spec), num_workers)
-    expected = nx.Graph(named)
-    assert as_networkx(links).edges == expected.to_directed().edges
-    assert parse_graph(spec).balanced == nx.is_regular(expected)
-
-
-@pytest.mark.parametrize("link", ["1-1", "0-4", "4-0"])
-def test_a_named_link_joins_two_of_the_workers(link):
-    with pytest.raises(UserError, match=f"{link} links no two of the workers 0 to 3"):
-        fixed_links(parse_graph(f"links:0-1,1-2,2-3,{link}"), 4)
-
-
-def test_many_named_links_are_shown_briefly():
-    assert brief("links:0-1,1-2") == "links:0-1,1-2"
-    assert brief("links:" + ",".join(f"{k}-{k + 1}" for k in range(9))) == "links:0-1,1-2,2-3,3-4,... (9)"
-    assert brief("server") == "server"
 
 
 @pytest.mark.parametrize(

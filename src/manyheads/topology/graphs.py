@@ -1,8 +1,6 @@
 """Graph specs such as ``ring``, ``random:0.25`` or ``links:0-1,1-2``, and the links they stand for."""
 
 import math
-import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,9 +8,7 @@ import numpy as np
 
 from manyheads.errors import UserError, unknown
 from manyheads.randomness import generator
-
-_NAMED = re.compile(r"[0-9]{1,9}-[0-9]{1,9}(,[0-9]{1,9}-[0-9]{1,9})*")
-_SHOWN_LINKS = 4
+from manyheads.topology.own_links import OwnLinks, parse_links
 
 Pairs = tuple[np.ndarray, np.ndarray]
 """(receivers, senders), each [pairs] int64, in any order."""
@@ -24,21 +20,17 @@ class Graph:
 
     family: str
     number: float | None = None
-    named: tuple[tuple[int, int], ...] = ()
+    own: OwnLinks | None = None
     """The links that a user names one by one."""
 
     def __str__(self) -> str:
-        if self.named:
-            shown = ",".join(f"{i}-{j}" for i, j in self.named[:_SHOWN_LINKS])
-            return f"links:{shown}" + (f",... ({len(self.named)})" if len(self.named) > _SHOWN_LINKS else "")
-        return self.spec
+        return str(self.own) if self.own else self.spec
 
     @property
     def spec(self) -> str:
         """The one text that all ways to write this graph come to."""
-        if self.named:
-            links = sorted({(min(link), max(link)) for link in self.named})
-            return f"links:{','.join(f'{i}-{j}' for i, j in links)}"
+        if self.own:
+            return self.own.spec
         return self.family if self.number is None else f"{self.family}:{self.number}"
 
     @property
@@ -52,11 +44,15 @@ class Graph:
         return self.family in ("in-neighbours", "one-peer-exponential")
 
     @property
+    def weighted(self) -> bool:
+        """Whether the links come with weights of their own."""
+        return self.own is not None and self.own.weighted
+
+    @property
     def balanced(self) -> bool:
         """Whether uniform weights are doubly stochastic on it: everyone hears, and is heard by, equally many."""
-        if self.named:
-            degrees = Counter(worker for link in set(map(frozenset, self.named)) for worker in link)
-            return len(set(degrees.values())) == 1
+        if self.own:
+            return self.own.balanced
         return self.family not in ("random", "star", "in-neighbours")
 
 
@@ -70,16 +66,15 @@ class Links:
     num_workers: int
     receiver: np.ndarray
     sender: np.ndarray
+    weight: np.ndarray | None = None
+    """Their entries in P, where the user has said so, [links]."""
 
 
 def parse_graph(spec: str) -> Graph:
     """Read a spec: a name, and after a colon a random graph's number or the links of one's own."""
     family, colon, text = spec.partition(":")
     if family == "links":
-        if not _NAMED.fullmatch(text):
-            raise UserError(f"graph '{spec[:40]}': links takes pairs of workers, as in '{_EXAMPLES[family]}'.")
-        pairs = (pair.split("-") for pair in text.split(","))
-        return Graph(family, named=tuple((int(i), int(j)) for i, j in pairs))
+        return Graph(family, own=parse_links(text))
     if family in _FIXED:
         if colon:
             raise UserError(f"graph '{spec}': {family} takes no number; write '{family}'.")
@@ -109,12 +104,9 @@ def brief(spec: str) -> str:
 
 def fixed_links(graph: Graph, num_workers: int) -> list[Links]:
     """The rounds of one period of a graph that is not drawn."""
-    if graph.named:
-        pairs = np.array(graph.named)
-        for i, j in graph.named:
-            if i == j or max(i, j) >= num_workers:
-                raise UserError(f"graph {graph}: {i}-{j} links no two of the workers 0 to {num_workers - 1}.")
-        return [_links(num_workers, (pairs[:, 0], pairs[:, 1]), graph.directed)]
+    if graph.own:
+        graph.own.check(num_workers)
+        return [_own_links(num_workers, *graph.own.arrays(round)) for round in range(len(graph.own.rounds))]
     return [_links(num_workers, pairs, graph.directed) for pairs in _FIXED[graph.family](num_workers)]
 
 
@@ -173,6 +165,12 @@ def _links(num_workers: int, pairs: Pairs, directed: bool) -> Links:
     # On a circle a lone worker stands before itself.
     others = receiver != sender
     return Links(num_workers, receiver[others], sender[others])
+
+
+def _own_links(num_workers: int, one: np.ndarray, other: np.ndarray, weight: np.ndarray | None) -> Links:
+    receiver, sender = np.concatenate([one, other]), np.concatenate([other, one])
+    order = np.lexsort((sender, receiver))
+    return Links(num_workers, receiver[order], sender[order], None if weight is None else np.tile(weight, 2)[order])
 
 
 def _hops(num_workers: int, distances: list[int]) -> Pairs:
@@ -278,5 +276,4 @@ _EXAMPLES = {
     "random": "random:0.25",
     "regular": "regular:4",
     "in-neighbours": "in-neighbours:10",
-    "links": "links:0-1,1-2,0-2",
 }

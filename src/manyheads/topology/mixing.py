@@ -41,7 +41,7 @@ def build_mixing(
     seed: int = 1,
     allow_row_stochastic: bool = False,
 ) -> Mixing:
-    """The mixing of a graph spec, checked.
+    """The mixing of a graph spec, checked. Links with weights of their own make no use of ``weights``.
 
     ``redraw`` draws a random graph anew each round. In each round every link fails with probability ``link_failure``
     and every worker is absent with probability ``worker_failure``, which takes all its links; one worker at least is
@@ -123,7 +123,7 @@ def _why_row_stochastic(spec: Graph, weights: str, failing: bool) -> str | None:
         return f"{spec} is directed"
     if spec.directed and failing:
         return f"the failing links of {spec} are directed"
-    if weights == "uniform" and not spec.balanced:
+    if weights == "uniform" and not (spec.weighted or spec.balanced):
         return f"uniform weights on {spec}, whose workers differ in degree"
     return None
 
@@ -148,7 +148,8 @@ WEIGHTS: dict[str, Callable[[np.ndarray, Links], np.ndarray]] = {
 def _weighted(links: Links, weights: str) -> Rows:
     degree = np.bincount(links.receiver, minlength=links.num_workers)
     present = np.ones(links.num_workers, dtype=bool)
-    return sparse_rows(links.receiver, links.sender, WEIGHTS[weights](degree, links), present)
+    weight = WEIGHTS[weights](degree, links) if links.weight is None else links.weight
+    return sparse_rows(links.receiver, links.sender, weight, present)
 
 
 def _present(num_workers: int, failure: float, seed: int, round: int) -> np.ndarray:

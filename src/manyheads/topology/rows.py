@@ -90,6 +90,8 @@ def sparse_rows(receiver: np.ndarray, sender: np.ndarray, weight: np.ndarray, pr
     # 1 minus the weights, taken from an equal share: on a regular graph all weights of P are then the same bits.
     share = 1 / (1 + np.bincount(receiver, minlength=num_workers))
     diagonal = share + np.bincount(receiver, share[receiver] - weight, minlength=num_workers)
+    # Weights of a user's own may come to a hair more than 1.
+    diagonal = np.where((diagonal > -TOLERANCE) & (diagonal < 0), 0.0, diagonal)
     receivers = np.concatenate([receiver, everyone])
     columns = np.concatenate([sender, everyone])
     order = np.argsort(receivers * num_workers + columns, kind="stable")
