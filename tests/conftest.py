@@ -14,7 +14,7 @@ from manyheads.algorithms import Algorithm, State
 from manyheads.data import Dataset
 from manyheads.experiment import Experiment, Runtime
 from manyheads.session import Session, open_session
-from manyheads.topology import GraphMixing, Rows
+from manyheads.topology import Mixing, Rows
 
 # Tests run in a process for every core: more threads would only wait for each other, which takes three times as long.
 torch.set_num_threads(1)
@@ -86,7 +86,7 @@ def states(session: Session, rounds: int | None = None) -> list[State]:
     return out
 
 
-def mixing_of(*matrices: Any, directed: bool = False, doubly_stochastic: bool = True) -> GraphMixing:
+def mixing_of(*matrices: Any, directed: bool = False, doubly_stochastic: bool = True) -> Mixing:
     """The mixing whose P are given, [N, N] for every round of its period, whatever they are."""
     everyone = np.ones(len(matrices[0]), dtype=bool)
 
@@ -96,7 +96,7 @@ def mixing_of(*matrices: Any, directed: bool = False, doubly_stochastic: bool = 
         return Rows(offsets, np.nonzero(entries)[1], matrix[entries], everyone)
 
     period = [rows(np.asarray(matrix, dtype=np.float64)) for matrix in matrices]
-    return GraphMixing(
+    return Mixing(
         name="given",
         num_workers=len(everyone),
         period=len(period),

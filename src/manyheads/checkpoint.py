@@ -121,7 +121,8 @@ class Checkpoints:
                 f"process {self.rank} does not see what process 0 writes to {self.folder}:"
                 " choose an --out on a disk that all of them see."
             )
-        manifest, notes = newest(self.folder, at_most, self.workers)
+        manifest, damage = newest(self.folder, at_most, self.workers)
+        notes = [f"{what}: continuing from round {manifest.round if manifest else 0}" for what in damage]
         return None if manifest is None else read(self.folder, manifest, self.workers), notes
 
     def write_rows(self, snapshot: Snapshot) -> None:
@@ -209,22 +210,19 @@ class Checkpoints:
 
 
 def newest(folder: Path, at_most: int | None = None, workers: range | None = None) -> tuple[Manifest | None, list[str]]:
-    """The newest complete checkpoint that is as it was written, and a note on each damaged one.
+    """The newest complete checkpoint that is as it was written, and what is wrong with each later one.
 
     ``workers``: only the files that hold their rows are looked at; None: all are.
     """
     damage: list[str] = []
-    good = None
     for round in reversed(_complete_rounds(folder)):
         if at_most is not None and round > at_most:
             continue
         try:
-            good = _verify(_place(folder, round), round, workers)
-            break
+            return _verify(_place(folder, round), round, workers), damage
         except _Damaged as reason:
             damage.append(f"checkpoint of round {round} is damaged ({reason})")
-    where = f"continuing from round {good.round if good else 0}"
-    return good, [f"{what}: {where}" for what in damage]
+    return None, damage
 
 
 def latest_round(folder: Path) -> int:

@@ -27,7 +27,7 @@ from manyheads.models import Split, build
 from manyheads.models.registry import Norm
 from manyheads.randomness import key, torch_seed
 from manyheads.recipes import Recipe, step_seconds
-from manyheads.topology.own_links import has_weights
+from manyheads.topology import is_graph, parse_graph
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 1e8
 """Seconds that torch's timers can count."""
@@ -113,7 +113,7 @@ class Experiment:
                 raise UserError(f"{flag(name)} {value:g} is more than float32 holds: give less.")
         if self.workers < 2 and self.algorithm.private != WHOLE:
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
-        if self.weights is not None and has_weights(self.graph):
+        if self.weights is not None and is_graph(self.graph) and parse_graph(self.graph).weighted:
             raise UserError(f"--weights {self.weights} beside a --graph whose links have weights: leave one out.")
         for name in ("momentum", "validation", "link_failure", "worker_failure"):
             value = getattr(self, name)

@@ -41,8 +41,6 @@ class Run:
     def __init__(self, path: Path, description: dict[str, Any], objects: dict[str, Any]) -> None:
         self.path, self.description, self._objects = path, description, objects
         self._damaged: dict[str, int] = {}
-        self.notes: list[str] = []
-        """What there was to say about the checkpoints when the state was read."""
 
     @staticmethod
     def open(path: str | Path, **objects: Any) -> "Run":
@@ -89,9 +87,11 @@ class Run:
         return (self.summary() or {}).get("rounds", 0) >= self.description["rounds"]
 
     def state(self) -> Snapshot:
-        """The state of all workers in the newest good checkpoint."""
+        """The state of all workers in the newest checkpoint, which must be undamaged: those before it hold another."""
         folder = self.path / CHECKPOINT
-        manifest, self.notes = newest(folder)
+        manifest, damage = newest(folder)
+        if damage:
+            raise UserError(f"{self.path}: {damage[0]}: {_ANEW}")
         if manifest is None:
             raise UserError(f"{self.path} has no checkpoint to read: train it for some rounds.")
         return read(folder, manifest, range(manifest.num_workers))

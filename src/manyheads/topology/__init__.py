@@ -2,13 +2,12 @@
 
 from manyheads.topology.graphs import brief, is_graph, parse_graph
 from manyheads.topology.layout import edges, layout
-from manyheads.topology.mixing import WEIGHTS, GraphMixing, build_mixing
+from manyheads.topology.mixing import WEIGHTS, build_mixing
 from manyheads.topology.rows import Mixing, Rows, check
 from manyheads.topology.spectrum import describe, spectral
 
 __all__ = [
     "WEIGHTS",
-    "GraphMixing",
     "Mixing",
     "Rows",
     "brief",

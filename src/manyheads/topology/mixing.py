@@ -1,7 +1,7 @@
 """Mixing matrices as functions of the round: a graph's, with weights, redraws and failures."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 
 import numpy as np
@@ -10,24 +10,6 @@ from manyheads.errors import UserError, unknown
 from manyheads.randomness import generator
 from manyheads.topology.graphs import Graph, Links, draw_links, fixed_links, parse_graph
 from manyheads.topology.rows import Mixing, Rows, check, sparse_rows
-
-
-@dataclass(frozen=True, eq=False)
-class GraphMixing:
-    """The mixing that ``build_mixing`` makes out of a graph."""
-
-    name: str
-    num_workers: int
-    period: int | None
-    directed: bool
-    doubly_stochastic: bool
-    notes: tuple[str, ...]
-    draw: Callable[[int], Rows] = field(repr=False)
-    """Round (below the period, where there is one) -> P."""
-
-    def rows(self, round: int) -> Rows:
-        """P of one round. Cached and shared: do not write into it."""
-        return self.draw(round if self.period is None else round % self.period)
 
 
 def build_mixing(
@@ -65,7 +47,7 @@ def build_mixing(
             f"{_note(reason)}; use an undirected graph such as exponential, or accept it with --weights uniform."
         )
     period, links = _links_by_round(spec, num_workers, seed, redraw)
-    steady = GraphMixing(
+    steady = Mixing(
         name=str(spec),
         num_workers=num_workers,
         period=period,
@@ -94,15 +76,8 @@ def without(mixing: Mixing, away: Sequence[int]) -> Mixing:
         rows = mixing.rows(round)
         return _among(rows, rows.present & there, np.ones(len(rows.columns), dtype=bool))
 
-    return GraphMixing(
-        name=mixing.name,
-        num_workers=mixing.num_workers,
-        period=None,
-        directed=mixing.directed,
-        doubly_stochastic=mixing.doubly_stochastic and not mixing.directed,
-        notes=mixing.notes,
-        draw=lru_cache(maxsize=2)(draw),
-    )
+    doubly = mixing.doubly_stochastic and not mixing.directed
+    return replace(mixing, period=None, doubly_stochastic=doubly, draw=lru_cache(maxsize=2)(draw))
 
 
 def _links_by_round(

@@ -98,11 +98,6 @@ def parse_links(text: str) -> OwnLinks:
     return own
 
 
-def has_weights(spec: str) -> bool:
-    """Whether a spec names links with weights of their own, if it is a sound one."""
-    return spec.startswith("links:") and "=" in spec
-
-
 def _parse(text: str) -> Link:
     found = _LINK.fullmatch(text)
     if found is None:

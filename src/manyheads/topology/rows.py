@@ -1,7 +1,7 @@
 """One round's mixing matrix as sparse rows, and what every mixing matrix must satisfy."""
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -48,39 +48,27 @@ class Rows:
         return matrix
 
 
-class Mixing(Protocol):
+@dataclass(frozen=True, eq=False)
+class Mixing:
     """Round -> P. Pure: the same round gives the same rows, in any order and in any process."""
 
-    @property
-    def num_workers(self) -> int: ...
-    @property
-    def name(self) -> str:
-        """The spec, e.g. ``random:0.25``."""
-        ...
-
-    @property
-    def period(self) -> int | None:
-        """After how many rounds P repeats itself; None: never."""
-        ...
-
-    @property
-    def directed(self) -> bool:
-        """Whether links may carry one way only."""
-        ...
-
-    @property
-    def doubly_stochastic(self) -> bool:
-        """Whether the columns of every P sum to 1 as its rows do, so that mixing keeps the workers' mean."""
-        ...
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the user has to know about this P, a line each; every output repeats them."""
-        ...
+    name: str
+    """The spec, e.g. ``random:0.25``."""
+    num_workers: int
+    period: int | None
+    """After how many rounds P repeats itself; None: never."""
+    directed: bool
+    """Whether links may carry one way only."""
+    doubly_stochastic: bool
+    """Whether the columns of every P sum to 1 as its rows do, so that mixing keeps the workers' mean."""
+    notes: tuple[str, ...]
+    """What the user has to know about this P, a line each; every output repeats them."""
+    draw: Callable[[int], Rows] = field(repr=False)
+    """Round (below the period, where there is one) -> P."""
 
     def rows(self, round: int) -> Rows:
         """P of one round. Cached and shared: do not write into it."""
-        ...
+        return self.draw(round if self.period is None else round % self.period)
 
 
 def sparse_rows(receiver: np.ndarray, sender: np.ndarray, weight: np.ndarray, present: np.ndarray) -> Rows:
