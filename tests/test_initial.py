@@ -13,7 +13,7 @@ from manyheads.data import Dataset
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
 from manyheads.engine.local import LocalEngine
 from manyheads.errors import UserError
-from manyheads.initial import random_heads
+from manyheads.initial import few_of, random_heads
 from manyheads.session import open_session
 from manyheads.store import Run
 
@@ -140,10 +140,10 @@ def held() -> nn.Sequential:
 
 def test_a_layer_that_is_not_trained_costs_no_engine(lab):
     session = lab.opened(lab.tiny(DePRL(), model=held))
-    assert session.engine == "batched"
+    assert session.ctx.engine.name == "batched"
     half = held()
     half[0].bias.requires_grad_(True)
-    assert lab.opened(lab.tiny(DePRL(), model=half)).engine == "loop", "half a layer is nobody's rule"
+    assert lab.opened(lab.tiny(DePRL(), model=half)).ctx.engine.name == "loop", "half a layer is nobody's rule"
 
 
 @pytest.mark.parametrize("engine", ["loop", "batched", "cuda-graphs"])
@@ -236,3 +236,11 @@ def test_a_layer_that_was_trained_is_not_held_still_later(lab, tmp_path):
         list(train(experiment, runtime))
     module[0].requires_grad_(True)
     assert [record.round for record in train(experiment, runtime)] == [2], "nothing was written meanwhile"
+
+
+def test_samples_to_try_things_on_come_from_all_over_however_many_there_are() -> None:
+    """Beyond 2**24, where float32 no longer counts by ones."""
+    assert few_of(torch.arange(10)).tolist() == [0, 3, 6, 9]
+    assert few_of(torch.arange(1)).tolist() == [0, 0, 0, 0]
+    many = torch.zeros(1).expand(33_554_436)
+    assert few_of(many).tolist() == [0, 0, 0, 0]

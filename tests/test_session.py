@@ -142,7 +142,7 @@ def test_what_the_user_should_know_is_noted(lab):
         return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.RReLU(), torch.nn.Linear(4, 3))
 
     session = lab.opened(lab.tiny(DePRL(), model=noisy))
-    assert session.engine == "loop" and any("random numbers" in note for note in session.notes)
+    assert session.ctx.engine.name == "loop" and any("random numbers" in note for note in session.notes)
 
 
 def test_weights_that_leave_nothing_to_share_are_noted(lab):

@@ -34,6 +34,15 @@ list(train(experiment, Runtime(device="cuda", deterministic=True, out=Path(out),
 """
 
 
+def test_a_module_may_come_on_the_gpu() -> None:
+    """And stays there, as it is."""
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)).cuda()
+    experiment = Experiment(algorithm=REGISTRY["local"](), model=net, workers=2, rounds=1)
+    (step,) = run(open_session(experiment, Runtime(device="cuda")))
+    assert step.record is not None and step.record.accuracy_mean > 0.2
+    assert net[1].weight.is_cuda
+
+
 def test_a_limit_of_this_process_counts() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     total = torch.cuda.mem_get_info(device)[1]

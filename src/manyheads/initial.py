@@ -28,7 +28,7 @@ def num_outputs(federation: Federation) -> int:
 
 def few_of(values: Tensor, count: int = 4) -> Tensor:
     """Some samples or targets to try things on, [count, ...], from all over those there are."""
-    return values[torch.linspace(0, len(values) - 1, count).round().long()]
+    return values[torch.linspace(0, len(values) - 1, count, dtype=torch.float64).round().long()]
 
 
 def initial_model(experiment: Experiment, federation: Federation) -> Split:
@@ -44,7 +44,8 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
                 f"the model's {name} is {leaf.dtype}, which no checkpoint holds: give it another type, or a buffer "
                 "that every net makes for itself persistent=False."
             )
-    return model
+    # A user's module may come on a GPU; beside the samples it belongs, until an engine takes both.
+    return model.cpu()
 
 
 def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:

@@ -22,7 +22,7 @@ from manyheads.rounds import records
 from manyheads.session import Session, open_session
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION
-from manyheads.tree import Params, fingerprint, select
+from manyheads.tree import Params, fingerprint, repeat, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,12 +128,13 @@ def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], r
         data = session.everyone.name
         raise UserError(f"the representation of {run.path} does not fit the samples of {data}: give its own --data.")
     ids = torch.tensor(session.ctx.ids)
+    if which == "own":
+        rows = {name: leaf[ids % len(leaf)] for name, leaf in leaves.items()}
+    else:
+        rows = repeat({name: _mean(leaf) for name, leaf in leaves.items()}, len(ids))
+    return session.ctx.engine.place(rows)
 
-    def taken(leaf: Tensor) -> Tensor:
-        if which == "own":
-            return leaf[ids % len(leaf)]
-        # Counters of batches, the only leaves that are no floats, are not averaged.
-        mean = leaf.double().mean(0).to(leaf.dtype) if leaf.is_floating_point() else leaf[0]
-        return mean.repeat(len(ids), *[1] * mean.ndim)
 
-    return session.ctx.engine.place({name: taken(leaf) for name, leaf in leaves.items()})
+def _mean(leaf: Tensor) -> Tensor:
+    """Over workers. Counters of batches, the only leaves that are no floats, are not averaged."""
+    return leaf.double().mean(0).to(leaf.dtype) if leaf.is_floating_point() else leaf[0]

@@ -61,7 +61,6 @@ class Session:
     mixing: Mixing
     ctx: Context
     device: torch.device
-    engine: str
     majority_floor: float | None
     notes: list[str]
 
@@ -101,7 +100,7 @@ class Session:
             "python": platform.python_version(),
             "machine": platform.machine(),
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
-            "engine": self.engine,
+            "engine": self.ctx.engine.name,
             "threads": self.runtime.threads,
             "deterministic": self.runtime.deterministic,
             "processes": self.processes.count,
@@ -158,9 +157,7 @@ def open_session(
     # It says something about accuracies alone.
     if experiment.metric is None and federation.num_classes is not None:
         floor = mean_floor(network.gather(federation.majority_floors()))
-    return Session(
-        experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, engine.name, floor, notes
-    )
+    return Session(experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, floor, notes)
 
 
 def _start(runtime: Runtime) -> torch.device:

@@ -15,7 +15,7 @@ import pytest
 from manyheads.cli import main
 from manyheads.cli.compare import result_table
 from manyheads.files import locked
-from manyheads.report import collect
+from manyheads.report import open_comparison
 from manyheads.store import Run
 
 SMALL = ["--workers", "3", "--rounds", "2", "--model", "mlp:8", "--threads", "1"]
@@ -89,7 +89,7 @@ def test_a_narrow_terminal_gets_the_first_columns(
     monkeypatch.delenv("COLUMNS", raising=False)
     words = ["deprl", "local", *SMALL, "--seeds", "1", "2", "--out", "all"]
     whole = "\n".join(_compare(capsys, *words))
-    comparison = collect(Path("all"))
+    comparison = open_comparison(Path("all"))
     assert result_table(comparison) in whole
     *lines, legend, left_out = result_table(comparison, 80).splitlines()
     assert 60 < max(map(len, lines)) <= 80
@@ -163,7 +163,7 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     assert quiet == again[again.index(quiet[1]) - 1 :]
     assert _runs("tuned") == before
     # What was tried and not chosen is no part of what is reported.
-    assert len(collect(Path("tuned")).runs) == 4
+    assert len(open_comparison(Path("tuned")).runs) == 4
 
 
 @pytest.mark.usefixtures("undrawn")

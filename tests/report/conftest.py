@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from manyheads.algorithms import REGISTRY, get_algorithm
 from manyheads.experiment import Experiment
 from manyheads.recipes import RECIPES
-from manyheads.report import collect, write
+from manyheads.report import open_comparison, write
 
 LEVELS = {name: 0.95 - 0.03 * place for place, name in enumerate([*REGISTRY, "join"])}
 """The accuracy each algorithm comes to."""
@@ -34,7 +34,7 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _write_run(folder / f"ditto{seed}", "ditto", seed=seed, clock=True, level=0.7)
         _write_run(folder / f"local{seed}", "local", seed=seed, clock=True, level=0.8)
     _write_run(folder / "late", seed=3, finished=False)
-    assert write(collect(folder)) == folder / "report.html"
+    assert write(open_comparison(folder)) == folder / "report.html"
     return folder
 
 

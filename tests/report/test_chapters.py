@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 
 from manyheads.algorithms import REGISTRY, DePRL
 from manyheads.report.chapters import Chapter, of_setting, of_systems
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 
 
 def names(chapters: list[Chapter]) -> dict[str, list[str]]:
@@ -20,7 +20,7 @@ def chapters(tmp_path_factory, write_run) -> list[Chapter]:
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "a", "deprl", similarity=True, theory=True, clock=True)
     write_run(folder / "b", "fedavg", clock=True)
-    return of_setting(collect(folder), 0)
+    return of_setting(open_comparison(folder), 0)
 
 
 def test_every_chapter_has_its_pictures(chapters: list[Chapter]):
@@ -39,7 +39,7 @@ def test_the_bands_of_accuracies_end_at_100_percent(tmp_path: Path, write_run, m
         write_run(tmp_path / str(seed), "fedavg", seed=seed, level=level, rounds=3)
     drawn = []
     monkeypatch.setattr("matplotlib.axes.Axes.fill_between", lambda axes, x, low, high, **look: drawn.append(high))
-    of_setting(collect(tmp_path), 0)
+    of_setting(open_comparison(tmp_path), 0)
     # Of the learning curves by rounds and by bytes, and of the workers; a server leaves no consensus error.
     assert [max(high) for high in drawn[:3]] == [100] * 3
 
@@ -47,24 +47,24 @@ def test_the_bands_of_accuracies_end_at_100_percent(tmp_path: Path, write_run, m
 def test_what_was_not_recorded_has_no_chapter(tmp_path: Path, write_run):
     run = write_run(tmp_path / "a", "fedavg")
     (run / "workers.jsonl").unlink()
-    assert names(of_setting(collect(tmp_path), 0)) == {"Learning curves": ["learning-rounds", "learning-bytes"]}
+    assert names(of_setting(open_comparison(tmp_path), 0)) == {"Learning curves": ["learning-rounds", "learning-bytes"]}
 
 
 def test_what_sends_nothing_is_not_drawn_against_bytes_alone(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "local")
-    assert names(of_setting(collect(tmp_path), 0))["Learning curves"] == ["learning-rounds"]
+    assert names(of_setting(open_comparison(tmp_path), 0))["Learning curves"] == ["learning-rounds"]
 
 
 def test_a_system_keeps_its_colour_whoever_stands_beside_it(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "local", rounds=1)
-    assert "var(--c7)" in of_setting(collect(tmp_path), 0)[0].rows[0][1][0].inline
+    assert "var(--c7)" in of_setting(open_comparison(tmp_path), 0)[0].rows[0][1][0].inline
 
 
 def test_an_algorithm_of_ones_own_has_another_colour_and_is_dashed_where_it_needs_a_server(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "d-psgd")
     description = write_run(tmp_path / "b", "fedavg") / "experiment.json"
     description.write_text(description.read_text().replace('"name": "fedavg"', '"name": "mine"'))
-    learning = of_setting(collect(tmp_path), 0)[0]
+    learning = of_setting(open_comparison(tmp_path), 0)[0]
     assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", learning.rows[0][1][0].inline))
     assert "Dashed: needs a server." in learning.text
 
@@ -76,7 +76,7 @@ def test_a_ninth_algorithm_in_the_registry_has_another_colour_than_the_first(
     write_run(tmp_path / "a", "deprl")
     description = write_run(tmp_path / "b", "deprl") / "experiment.json"
     description.write_text(description.read_text().replace('"name": "deprl"', '"name": "mine"'))
-    inline = of_setting(collect(tmp_path), 0)[0].rows[0][1][0].inline
+    inline = of_setting(open_comparison(tmp_path), 0)[0].rows[0][1][0].inline
     assert {"var(--c0)", "var(--c1)"} <= set(re.findall(r"var\(--c\d\)", inline))
 
 
@@ -93,7 +93,7 @@ def test_cosines_that_are_no_numbers_do_no_harm(tmp_path: Path, write_run):
     run = write_run(tmp_path / "a")
     values = np.full((8, 8), np.nan, dtype=np.float32)
     save_file({"data": values, "heads": values}, run / "similarity.safetensors")
-    (chapter,) = (found for found in of_setting(collect(tmp_path), 0) if found.title.startswith("How alike"))
+    (chapter,) = (found for found in of_setting(open_comparison(tmp_path), 0) if found.title.startswith("How alike"))
     assert chapter.rows[0][0] == "DePRL"
     assert all(json.dumps(picture.hover, allow_nan=False) for picture in chapter.rows[0][1])
 
@@ -102,6 +102,6 @@ def test_a_grid_shows_how_each_system_depends_on_it(tmp_path: Path, write_run):
     for graph in ("ring", "full"):
         write_run(tmp_path / graph, "deprl", graph=graph, rounds=2)
     write_run(tmp_path / "server", "fedavg", rounds=2)
-    found = of_systems(collect(tmp_path))
+    found = of_systems(open_comparison(tmp_path))
     assert names(found) == {"DePRL": ["deprl-by-setting-rounds", "deprl-by-setting-bytes"]}
     assert "full" in found[0].rows[0][1][0].alt

@@ -52,7 +52,8 @@ def test_a_run_copied_is_counted_once(tmp_path: Path, write_run):
 def test_the_sites_of_a_run_are_one_run(tmp_path: Path, write_run):
     for worker in (0, 2, 5):
         site = write_run(tmp_path / "run" / f"site-{worker}", data="site-{worker}.npz", split="natural")
-        (site / "model.json").write_text(json.dumps({"input_shape": [5], "num_outputs": 3, "first_worker": worker}))
+        about = {"input_shape": [5], "num_outputs": 3, "num_classes": 3, "pixels": None, "first_worker": worker}
+        (site / "model.json").write_text(json.dumps(about))
     found = find_runs(tmp_path)
     assert ([run.path.name for run in found.runs], found.repeated) == (["site-0"], 0)
     shutil.copytree(tmp_path / "run" / "site-2", tmp_path / "copy")

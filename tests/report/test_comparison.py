@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import UserError
-from manyheads.report.comparison import collect, shown, slugs
+from manyheads.report.comparison import open_comparison, shown, slugs
 from manyheads.report.options import options_by_data
 
 
 def test_seeds_of_a_system_are_one_cell(tmp_path: Path, write_run):
     for seed, algorithm in itertools.product((12, 1), ("local", "deprl")):
         write_run(tmp_path / f"{algorithm}-{seed}", algorithm, seed=seed)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert [system.label for system in comparison.systems] == ["DePRL", "Local"]
     assert comparison.grid == ()
     assert [[run.seed for run in comparison.cells[i, 0]] for i in (0, 1)] == [[1, 12], [1, 12]]
@@ -24,7 +24,7 @@ def test_options_of_an_algorithm_make_systems_of_their_own(tmp_path: Path, write
     for epochs in (10, 2):
         write_run(tmp_path / str(epochs), "deprl", {"head_epochs": epochs})
     write_run(tmp_path / "other", "d-psgd")
-    labels = [system.label for system in collect(tmp_path).systems]
+    labels = [system.label for system in open_comparison(tmp_path).systems]
     assert labels == ["DePRL, head epochs 2", "DePRL, head epochs 10", "D-PSGD"]
 
 
@@ -32,11 +32,11 @@ def test_new_workers_are_told_apart_by_who_taught_them_and_averaged_over_seeds(t
     for seed, teacher in itertools.product((1, 12), ("deprl", "d-psgd")):
         own = {"learned_by": teacher, "teacher": f"a {teacher}", "learned": f"{seed}{teacher}"}
         write_run(tmp_path / f"{teacher}-{seed}", "join", own, seed=seed)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert [s.label for s in comparison.systems] == ["New workers, learned by d-psgd", "New workers, learned by deprl"]
     assert [[run.seed for run in comparison.cells[i, 0]] for i in (0, 1)] == [[1, 12], [1, 12]]
     write_run(tmp_path / "on-another-graph", "join", {"learned_by": "deprl", "teacher": "another"})
-    labels = [system.label for system in collect(tmp_path).systems]
+    labels = [system.label for system in open_comparison(tmp_path).systems]
     assert labels[1:] == [f"New workers, learned by deprl, teacher {one}" for one in ("a deprl", "another")]
 
 
@@ -45,19 +45,19 @@ def test_a_seed_counts_once_and_for_one_code(tmp_path: Path, write_run):
         path = write_run(tmp_path / place, "deprl", seed=1 if place == "a" else 2)
         (path / "code.json").write_text(json.dumps({"python": "3.11", "algorithm": code}))
     with pytest.raises(UserError, match=r"^a and b under .* were run with different code of their algorithm: move"):
-        collect(tmp_path)
+        open_comparison(tmp_path)
     (tmp_path / "b" / "code.json").unlink()
-    assert collect(tmp_path).seeds == (1, 2)
+    assert open_comparison(tmp_path).seeds == (1, 2)
     for learned in ("c", "d"):
         write_run(tmp_path / "joined" / learned, "join", {"learned_by": "deprl", "teacher": "a", "learned": learned})
     with pytest.raises(UserError, match=r"^c and d under .* are both New workers with seed 1: move one away"):
-        collect(tmp_path / "joined")
+        open_comparison(tmp_path / "joined")
 
 
 def test_a_system_need_not_have_a_run_in_every_setting(tmp_path: Path, write_run):
     for split, epochs in (("iid", 2), ("shards:2", 10)):
         write_run(tmp_path / f"{epochs}", "deprl", {"head_epochs": epochs}, split=split)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert (comparison.grid, comparison.cells.keys()) == (("split",), {(0, 0), (1, 1)})
 
 
@@ -66,7 +66,7 @@ def test_options_that_every_algorithm_was_run_with_are_a_grid(tmp_path: Path, wr
         itertools.product(("deprl", "d-psgd", "dispfl"), ("dirichlet:0.3", "dirichlet:0.1"), ("ring", "full"))
     ):
         write_run(tmp_path / str(number), algorithm, split=split, graph=graph)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert sorted(comparison.grid) == ["graph", "split"]
     assert {setting.values["split"] for setting in comparison.settings[:1]} == {"dirichlet:0.1"}
     assert len(comparison.settings) == 4
@@ -78,7 +78,7 @@ def test_an_algorithm_without_neighbours_belongs_to_every_graph(tmp_path: Path, 
         write_run(tmp_path / graph, "deprl", graph=graph, link_failure=0.1)
     write_run(tmp_path / "server", "fedavg")
     write_run(tmp_path / "alone", "local")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert (comparison.grid, comparison.shared["link_failure"]) == (("graph",), 0.1)
     assert comparison.cells[1, 0] == comparison.cells[1, 1]
     assert len(comparison.cells) == 6
@@ -88,9 +88,9 @@ def test_an_algorithm_without_neighbours_belongs_to_every_graph(tmp_path: Path, 
 def test_an_algorithm_that_looks_at_no_weights_belongs_to_any(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "deprl", weights="lazy")
     write_run(tmp_path / "b", "dispfl")
-    assert collect(tmp_path).grid == ()
+    assert open_comparison(tmp_path).grid == ()
     write_run(tmp_path / "c", "deprl")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert comparison.grid == ("weights",)
     assert comparison.cells[1, 0] == comparison.cells[1, 1]
 
@@ -100,7 +100,7 @@ def test_algorithms_of_ones_own_stand_beside_the_others(tmp_path: Path, write_ru
     for name in ("mine", "hers", "yours", "ours"):
         description = write_run(tmp_path / name, "d-psgd") / "experiment.json"
         description.write_text(description.read_text().replace('"name": "d-psgd"', f'"name": "{name}"'))
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert [system.label for system in comparison.systems] == ["DePRL", "hers", "mine", "ours", "yours"]
     assert comparison.grid == ()
 
@@ -120,7 +120,7 @@ def test_runs_that_disagree_are_refused_and_the_option_is_named(tmp_path: Path, 
     write_run(tmp_path / "a", "deprl")
     write_run(tmp_path / "b", "d-psgd", **other)
     with pytest.raises(UserError) as error:
-        collect(tmp_path)
+        open_comparison(tmp_path)
     assert f"disagree on {named}: " in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -129,14 +129,14 @@ def test_values_that_never_meet_are_no_grid(tmp_path: Path, write_run):
     write_run(tmp_path / "a", workers=8, split="iid")
     write_run(tmp_path / "b", workers=9, split="dirichlet:0.1")
     with pytest.raises(UserError, match=r"disagree on --split, --workers \(deprl has no finished run with"):
-        collect(tmp_path)
+        open_comparison(tmp_path)
 
 
 def test_rates_may_be_chosen_for_each_algorithm(tmp_path: Path, write_run):
     for seed in (1, 2):
         write_run(tmp_path / f"a{seed}", "deprl", seed=seed, lr=0.1)
         write_run(tmp_path / f"b{seed}", "d-psgd", seed=seed, lr=0.2)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert (comparison.grid, comparison.apart) == ((), ("lr",))
     assert "lr" not in comparison.shared
 
@@ -144,7 +144,7 @@ def test_rates_may_be_chosen_for_each_algorithm(tmp_path: Path, write_run):
 def test_rates_that_all_algorithms_were_run_with_are_a_grid(tmp_path: Path, write_run):
     for algorithm, lr in itertools.product(("deprl", "d-psgd"), (0.1, 0.02)):
         write_run(tmp_path / f"{algorithm}{lr}", algorithm, lr=lr)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert (comparison.grid, comparison.apart) == (("lr",), ())
     assert [setting.values["lr"] for setting in comparison.settings] == [0.02, 0.1]
 
@@ -154,7 +154,7 @@ def test_rates_may_not_change_with_the_seed(tmp_path: Path, write_run):
     for seed, lr in ((1, 0.1), (2, 0.2), (3, 0.1), (4, 0.1), (5, 0.1)):
         write_run(tmp_path / f"b{seed}", "d-psgd", seed=seed, lr=lr)
     with pytest.raises(UserError, match=r"disagree on --lr \(D-PSGD ran with 0.1 in b1, b3, b4, 1 more; 0.2 in b2\)"):
-        collect(tmp_path)
+        open_comparison(tmp_path)
 
 
 def test_what_follows_from_the_data_is_no_axis(tmp_path: Path, write_run):
@@ -164,7 +164,7 @@ def test_what_follows_from_the_data_is_no_axis(tmp_path: Path, write_run):
     }
     for algorithm, data, workers in itertools.product(("deprl", "local"), recipes, (8, 9)):
         write_run(tmp_path / f"{algorithm}{data}{workers}", algorithm, data=data, workers=workers, **recipes[data])
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert comparison.grid == ("data", "workers")
     assert sorted(comparison.by_data) == ["lr", "model", "rounds", "step_seconds"]
     assert comparison.apart == ()
@@ -176,18 +176,18 @@ def test_rates_may_be_chosen_for_each_algorithm_on_each_data_set(tmp_path: Path,
     for number, (algorithm, data) in enumerate(itertools.product(("deprl", "local"), ("digits", "mine.npz"))):
         model = "mlp:64" if data == "digits" else "cnn"
         write_run(tmp_path / str(number), algorithm, data=data, model=model, lr=0.1 + 0.1 * number)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert (comparison.grid, comparison.by_data, comparison.apart) == (("data",), ("model", "step_seconds"), ("lr",))
 
 
 def test_what_is_left_out_is_said(tmp_path: Path, write_run):
     run = write_run(tmp_path / "a")
-    assert collect(tmp_path).remarks == []
+    assert open_comparison(tmp_path).remarks == []
     for seed in (2, 3):
         write_run(tmp_path / str(seed), seed=seed, finished=False)
     with (run / "metrics.jsonl").open("a") as file:
         file.write("{\n")
-    assert collect(tmp_path).remarks == [
+    assert open_comparison(tmp_path).remarks == [
         "2 unfinished runs are left out.",
         "1 damaged line of a run's metrics is skipped.",
     ]
@@ -198,7 +198,7 @@ def test_an_experiment_on_objects_can_be_reported(tmp_path: Path, write_run):
     description = json.loads((run / "experiment.json").read_text())
     description["data"] = {"kind": "arrays", "name": "mine", "sha256": "0" * 64}
     (run / "experiment.json").write_text(json.dumps(description))
-    assert shown(collect(tmp_path).shared["data"]) == "arrays mine"
+    assert shown(open_comparison(tmp_path).shared["data"]) == "arrays mine"
     assert shown({"kind": "function mine"}) == "function mine"
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 from manyheads.report.findings import conditions, outcome, title, verdict
 
 
@@ -15,13 +15,13 @@ def _set(path: Path, **values: float | None) -> None:
 def test_a_few_systems_are_named_in_the_title_and_many_below_it(tmp_path: Path, write_run):
     for algorithm in ("deprl", "local"):
         write_run(tmp_path / algorithm, algorithm)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert title(comparison) == "DePRL and Local on digits"
     assert conditions(comparison) == "8 workers, graph ring, split dirichlet:0.1, 10 rounds, seed 1."
     write_run(tmp_path / "fedavg", "fedavg")
-    assert title(collect(tmp_path)) == "DePRL, FedAvg and Local on digits"
+    assert title(open_comparison(tmp_path)) == "DePRL, FedAvg and Local on digits"
     write_run(tmp_path / "ditto", "ditto")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert title(comparison) == "DePRL and 3 others on digits"
     assert conditions(comparison).startswith("DePRL, FedAvg, Ditto and Local: 8 workers")
 
@@ -30,12 +30,12 @@ def test_systems_with_commas_of_their_own_are_told_apart(tmp_path: Path, write_r
     for epochs in (2, 10):
         write_run(tmp_path / f"{epochs}", "deprl", {"head_epochs": epochs})
     write_run(tmp_path / "local", "local")
-    assert title(collect(tmp_path)) == "DePRL, head epochs 2; DePRL, head epochs 10; Local on digits"
+    assert title(open_comparison(tmp_path)) == "DePRL, head epochs 2; DePRL, head epochs 10; Local on digits"
 
 
 def test_who_names_classes_in_an_order_of_its_own_is_said(tmp_path: Path, write_run):
     write_run(tmp_path / "run", relabel=True)
-    assert "every worker naming the classes in its own order" in conditions(collect(tmp_path))
+    assert "every worker naming the classes in its own order" in conditions(open_comparison(tmp_path))
 
 
 def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):
@@ -44,8 +44,8 @@ def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):
         for seed, value in enumerate(values):
             run = write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed)
             _set(run, accuracy_mean=value, majority_floor=0.5)
-    assert conditions(collect(tmp_path)).endswith("10 rounds, 2 seeds (0, 1).")
-    assert outcome(collect(tmp_path), 0) == (
+    assert conditions(open_comparison(tmp_path)).endswith("10 rounds, 2 seeds (0, 1).")
+    assert outcome(open_comparison(tmp_path), 0) == (
         "DePRL reaches 92.0 ± 1.4 %, 3.0 points (standard error 0.0) ahead of D-PSGD."
         " Naming each worker's most frequent class would score 50.0 %."
     )
@@ -67,42 +67,42 @@ def test_a_lead_that_so_few_seeds_may_show_by_chance_is_called_noise(
         _set(write_run(tmp_path / f"a{seed}", "deprl", rounds=1, seed=seed), accuracy_mean=0.8 + lead)
         _set(write_run(tmp_path / f"b{seed}", "local", rounds=1, seed=seed), accuracy_mean=0.8)
     noise = "" if told_apart else f", which {len(leads)} seeds do not tell from noise"
-    assert f" ahead of Local{noise}." in outcome(collect(tmp_path), 0)
+    assert f" ahead of Local{noise}." in outcome(open_comparison(tmp_path), 0)
 
 
 def test_of_one_seed_no_error_is_known(tmp_path: Path, write_run):
     _set(write_run(tmp_path / "one" / "a", "deprl"), accuracy_mean=0.9)
     _set(write_run(tmp_path / "one" / "b", "local"), accuracy_mean=0.8)
-    assert "10.0 points ahead of Local (one seed: no error is known)." in outcome(collect(tmp_path / "one"), 0)
+    assert "10.0 points ahead of Local (one seed: no error is known)." in outcome(open_comparison(tmp_path / "one"), 0)
 
 
 def test_a_mean_over_fewer_workers_says_so(tmp_path: Path, write_run):
     first = write_run(tmp_path / "a", "deprl")
     _set(first, accuracy_mean=0.9, workers_without_test=1)
-    assert outcome(collect(tmp_path), 0).startswith("DePRL reaches 90.0 % over 7 of 8 workers. ")
+    assert outcome(open_comparison(tmp_path), 0).startswith("DePRL reaches 90.0 % over 7 of 8 workers. ")
     other = write_run(tmp_path / "b", "local")
     _set(other, accuracy_mean=0.8, workers_without_test=1)
     said = "DePRL reaches 90.0 % over 7 of 8 workers, 10.0 points ahead of Local"
-    assert f"{said} (one seed" in outcome(collect(tmp_path), 0), "where both leave them out it is said once"
+    assert f"{said} (one seed" in outcome(open_comparison(tmp_path), 0), "where both leave them out it is said once"
     _set(other, workers_without_test=0)
-    assert f"{said} over 8 of 8 workers (one seed" in outcome(collect(tmp_path), 0)
+    assert f"{said} over 8 of 8 workers (one seed" in outcome(open_comparison(tmp_path), 0)
     _set(first, workers_without_test=0)
     _set(other, workers_without_test=1)
     said = "DePRL reaches 90.0 %, 10.0 points ahead of Local over 7 of 8 workers"
-    assert said in outcome(collect(tmp_path), 0)
+    assert said in outcome(open_comparison(tmp_path), 0)
 
 
 def test_seeds_may_leave_out_different_numbers_of_workers(tmp_path: Path, write_run):
     for seed in range(3):
         _set(write_run(tmp_path / f"{seed}", seed=seed), accuracy_mean=0.9, workers_without_test=seed)
-    assert " % over 6 to 8 of 8 workers." in outcome(collect(tmp_path), 0)
+    assert " % over 6 to 8 of 8 workers." in outcome(open_comparison(tmp_path), 0)
 
 
 def test_a_grid_is_summed_up(tmp_path: Path, write_run):
     for split, levels in {"iid": (0.9, 0.7), "shards:2": (0.7, 0.9), "shards:3": (0.9, 0.7)}.items():
         for algorithm, level in zip(("deprl", "local"), levels, strict=True):
             write_run(tmp_path / f"{algorithm}-{split}", algorithm, split=split, level=level)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert (
         conditions(comparison)
         == "8 workers, graph ring, 10 rounds, seed 1. Each with split iid, shards:2 and shards:3."
@@ -112,8 +112,8 @@ def test_a_grid_is_summed_up(tmp_path: Path, write_run):
 
 def test_a_regression_is_not_in_percent(tmp_path: Path, write_run):
     _set(write_run(tmp_path / "a"), accuracy_mean=-0.25, majority_floor=None)
-    assert title(collect(tmp_path)) == "DePRL on digits"
-    assert verdict(collect(tmp_path)) == "DePRL reaches -0.25."
+    assert title(open_comparison(tmp_path)) == "DePRL on digits"
+    assert verdict(open_comparison(tmp_path)) == "DePRL reaches -0.25."
 
 
 def test_nobody_is_ahead_alone_or_without_scores(tmp_path: Path, write_run):
@@ -122,5 +122,5 @@ def test_nobody_is_ahead_alone_or_without_scores(tmp_path: Path, write_run):
         for algorithm in ("deprl", "local"):
             run = write_run(tmp_path / "unscored" / algorithm / split, algorithm, split=split)
             _set(run, accuracy_mean=None)
-            assert verdict(collect(run)) == ""
-    assert verdict(collect(tmp_path / "alone")) == verdict(collect(tmp_path / "unscored")) == ""
+            assert verdict(open_comparison(run)) == ""
+    assert verdict(open_comparison(tmp_path / "alone")) == verdict(open_comparison(tmp_path / "unscored")) == ""

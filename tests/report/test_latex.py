@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.report import latex
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 from manyheads.report.numbers import Stat
 
 
@@ -13,7 +13,7 @@ def test_a_row_a_system_a_column_a_setting(tmp_path: Path, write_run):
         for seed in (1, 2):
             write_run(tmp_path / f"deprl {split} {seed}", "deprl", {"head_epochs": 2}, split=split, seed=seed)
             write_run(tmp_path / f"own {split} {seed}", "deprl", {"head_epochs": 3}, split=split, seed=seed, level=0.5)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     about, (begin, top, head, _, first, second, _, floor, bottom, end) = _parts(latex.tabular(comparison))
     assert (begin, top, bottom, end) == (r"\begin{tabular}{lrr}", r"\toprule", r"\bottomrule", r"\end{tabular}")
     assert head == r"split & iid & shards:2 \\"
@@ -25,7 +25,7 @@ def test_a_row_a_system_a_column_a_setting(tmp_path: Path, write_run):
 
 def test_a_single_run_has_neither_deviation_nor_best(tmp_path: Path, write_run):
     write_run(tmp_path / "a")
-    about, lines = _parts(latex.tabular(collect(tmp_path)))
+    about, lines = _parts(latex.tabular(open_comparison(tmp_path)))
     assert lines[2] == r"system & accuracy, \% \\"
     assert "pm" not in "".join(lines) and "mathbf" not in "".join(lines)
     assert "single seed" in about and "Bold" not in about
@@ -37,7 +37,7 @@ def test_whatever_comes_from_a_file_is_text(tmp_path: Path, write_run):
     description["algorithm"]["name"] = "50%_of\n\n$x^2$ & \\input{a}~#[1]"
     (run / "experiment.json").write_text(json.dumps(description))
     shown = r"50\%\_of \$x\textasciicircum{}2\$ \& \textbackslash{}input\{a\}\textasciitilde{}\#{[}1] & $"
-    assert any(line.startswith(shown) for line in latex.tabular(collect(tmp_path)).splitlines())
+    assert any(line.startswith(shown) for line in latex.tabular(open_comparison(tmp_path)).splitlines())
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 from manyheads.report.numbers import (
     best_system,
     correlation,
@@ -42,7 +42,7 @@ def test_a_curve_is_over_the_rounds_that_all_seeds_have(tmp_path: Path, write_ru
         rows = [{**row, "accuracy_mean": seed * row["round"] / 10} for row in rows if row["round"] != seed]
         rows[-2]["accuracy_mean"] = None if seed == 1 else 0.5
         (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    runs = collect(tmp_path).cells[0, 0]
+    runs = open_comparison(tmp_path).cells[0, 0]
     found = curve(runs, "round", "accuracy_mean")
     assert found is not None
     assert found.x.tolist() == [3, 4, 6]
@@ -58,7 +58,7 @@ def test_workers_are_sorted_and_averaged_rank_by_rank(tmp_path: Path, write_run)
     for seed, accuracy in values.items():
         path = write_run(tmp_path / str(seed), seed=seed, workers=3, rounds=1)
         (path / "workers.jsonl").write_text(json.dumps({"round": 1, "accuracy": accuracy}) + "\n")
-    found = sorted_workers(collect(tmp_path).cells[0, 0])
+    found = sorted_workers(open_comparison(tmp_path).cells[0, 0])
     assert found is not None
     np.testing.assert_allclose(found.x, [1, 2])
     np.testing.assert_allclose(found.y, [(0.1 + 0.4) / 2, (0.3 + 0.5) / 2])
@@ -75,7 +75,7 @@ def test_who_is_ahead_and_by_how_much_seed_by_seed(tmp_path: Path, write_run):
             (path / "summary.json").write_text(
                 json.dumps({**summary, "accuracy_mean": level, "majority_floor": seed / 10})
             )
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert best_system(comparison, 0) == 0
     assert best_system(comparison, 0, highest=False) == 1
     gap = difference(comparison, 0, 0, 1)

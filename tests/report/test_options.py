@@ -5,13 +5,13 @@ import pytest
 
 from manyheads import from_workers
 from manyheads.recipes import step_seconds
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 from manyheads.report.options import options_apart, own_options, shared_options
 
 
 def test_what_is_not_the_default_is_marked(tmp_path: Path, write_run):
     write_run(tmp_path / "run", own={"head_epochs": 5, "body_steps": 3}, workers=8, lr=0.123, precision="tf32")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     shared = {option.name: option for option in shared_options(comparison)}
     assert {name for name, option in shared.items() if option.changed} == {"workers", "split", "rounds", "lr"}
     assert shared["lr"].value == "0.123"
@@ -43,18 +43,18 @@ OWN = {"data": "mine.npz", "model": "mlp", "lr": 0.01, "head_lr": 0.01, "rounds"
 def test_own_data_have_a_recipe_and_a_split_too(tmp_path: Path, write_run, options: dict, marked: set[str]):
     model, batch_size = options["model"], options.get("batch_size", 16)
     write_run(tmp_path / "run", step_seconds=step_seconds(model, batch_size), **options)
-    changed = {option.name for option in shared_options(collect(tmp_path)) if option.changed}
+    changed = {option.name for option in shared_options(open_comparison(tmp_path)) if option.changed}
     assert changed == {"data", "workers", *marked}
 
 
 def test_nothing_a_recipe_would_have_chosen_is_marked_where_there_are_several(tmp_path: Path, write_run):
     for data in ("digits", "mine.npz"):
         write_run(tmp_path / data, data=data)
-    changed = {option.name for option in shared_options(collect(tmp_path)) if option.changed}
+    changed = {option.name for option in shared_options(open_comparison(tmp_path)) if option.changed}
     assert changed == {"workers", "split"}
 
 
 def test_rates_chosen_for_each_algorithm_are_listed(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "deprl", lr=0.1)
     write_run(tmp_path / "b", "local", lr=0.2)
-    assert options_apart(collect(tmp_path)) == {"lr": {"DePRL": "0.1", "Local": "0.2"}}
+    assert options_apart(open_comparison(tmp_path)) == {"lr": {"DePRL": "0.1", "Local": "0.2"}}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.errors import UserError
-from manyheads.report import collect, write
+from manyheads.report import open_comparison, write
 
 VOID = {"meta", "link", "br", "path", "image", "use", "rect"}
 
@@ -90,8 +90,8 @@ def test_the_page_says_what_ran_what_was_left_out_and_what_accuracy_is(reported:
 
 def test_a_second_report_replaces_the_first_and_is_the_same(tmp_path: Path, write_run):
     write_run(tmp_path / "run", rounds=2)
-    before = write(collect(tmp_path)).read_bytes()
-    assert write(collect(tmp_path)).read_bytes() == before
+    before = write(open_comparison(tmp_path)).read_bytes()
+    assert write(open_comparison(tmp_path)).read_bytes() == before
 
 
 def test_whatever_comes_from_a_file_is_escaped(tmp_path: Path, write_run):
@@ -103,7 +103,7 @@ def test_whatever_comes_from_a_file_is_escaped(tmp_path: Path, write_run):
     (run / "experiment.json").write_text(json.dumps(description))
     summary = json.loads((run / "summary.json").read_text())
     (run / "summary.json").write_text(json.dumps({**summary, "notes": [evil], "run_id": evil, "runtime": {evil: evil}}))
-    text = write(collect(tmp_path)).read_text()
+    text = write(open_comparison(tmp_path)).read_text()
     assert "&lt;script&gt;alert(1)" in text
     assert evil not in text
     assert text.count("<script") == 1
@@ -114,7 +114,7 @@ def test_nothing_is_written_when_runs_are_refused(tmp_path: Path, write_run):
     write_run(tmp_path / "b", "local", split="iid")
     (tmp_path / "report.html").write_text("mine")
     with pytest.raises(UserError, match="--split"):
-        write(collect(tmp_path))
+        write(open_comparison(tmp_path))
     assert (tmp_path / "report.html").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b", "report.html"]
 
@@ -122,7 +122,7 @@ def test_nothing_is_written_when_runs_are_refused(tmp_path: Path, write_run):
 def test_a_grid_has_a_part_for_each_setting(tmp_path: Path, write_run):
     for split in ("iid", "shards:2"):
         write_run(tmp_path / split, split=split, rounds=2)
-    text = write(collect(tmp_path)).read_text()
+    text = write(open_comparison(tmp_path)).read_text()
     assert [f"<h2>split {split}</h2>" in text for split in ("iid", "shards:2")] == [True, True]
     assert (tmp_path / "figures" / "split-shards-2-learning-rounds.png").is_file()
 
@@ -132,7 +132,7 @@ def test_a_regression_is_reported_without_percent(tmp_path: Path, write_run):
     for name in ("summary.json", "metrics.jsonl"):
         text = re.sub(r'"majority_floor": [\d.]+', '"majority_floor": null', (run / name).read_text())
         (run / name).write_text(text)
-    text = write(collect(tmp_path)).read_text()
+    text = write(open_comparison(tmp_path)).read_text()
     assert "accuracy, %" not in text
     assert "score, mean over workers" in text and "score after the last round" in text
     assert "Which score is this?" in text

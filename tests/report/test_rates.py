@@ -3,7 +3,7 @@ import json
 from pathlib import Path
 
 from manyheads.report import write
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 from manyheads.report.rates import at_the_end, tried
 
 
@@ -21,7 +21,7 @@ def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run
     score(write_run(tmp_path / "tuning" / "unscored", "deprl", seed=1, lr=0.3, head_lr=0.1), None)
     write_run(tmp_path / "tuning" / "failed", "deprl", seed=1, lr=0.8, head_lr=0.4, finished=False)
     write_run(tmp_path / "tuning" / "of-no-system-here", "d-psgd", seed=1, lr=0.8, head_lr=0.4)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     found = [(one.system, one.lr, one.head_lr, one.score, one.chosen) for one in tried(comparison)]
     assert found == [
         ("DePRL", 0.1, 0.05, 0.7, False),
@@ -42,7 +42,7 @@ def test_tunings_before_the_last_are_left_out(tmp_path: Path, write_run):
         score(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed, lr=0.2), 0.9)
         score(write_run(tmp_path / "tuning" / f"{seed}", "deprl", seed=seed, lr=0.4), 0.8)
     score(write_run(tmp_path / "tuning" / "earlier" / "a", "deprl", seed=1, lr=0.1), 0.95)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert [(one.lr, one.chosen) for one in tried(comparison)] == [(0.2, True), (0.4, False)]
     assert at_the_end(tried(comparison)) == ["DePRL"]
     assert "so that better ones may lie beyond: DePRL." in write(comparison).read_text()
@@ -51,12 +51,12 @@ def test_tunings_before_the_last_are_left_out(tmp_path: Path, write_run):
 def test_rates_that_were_given_were_not_chosen(tmp_path: Path, write_run):
     score(write_run(tmp_path / "deprl", "deprl", lr=0.2), 0.7)
     score(write_run(tmp_path / "tuning" / "a", "deprl", lr=0.1), 0.8)
-    assert tried(collect(tmp_path)) == []
+    assert tried(open_comparison(tmp_path)) == []
 
 
 def test_nothing_is_said_where_nothing_was_tuned(tmp_path: Path, write_run):
     write_run(tmp_path / "run")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert tried(comparison) == []
     assert "Rates that were tried" not in write(comparison).read_text()
     assert not (tmp_path / "csv" / "rates.csv").exists()

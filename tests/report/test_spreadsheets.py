@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 from manyheads.report.spreadsheets import csv_files
 
 
@@ -16,13 +16,13 @@ def tables(tmp_path: Path, write_run) -> dict[str, list[dict[str, str]]]:
     for seed in (1, 2):
         write_run(tmp_path / "runs" / f"deprl {seed}", "deprl", seed=seed)
         write_run(tmp_path / "runs" / f"local {seed}", "local", seed=seed)
-    return {name: list(csv.DictReader(io.StringIO(text))) for name, text in csv_files(collect(tmp_path))}
+    return {name: list(csv.DictReader(io.StringIO(text))) for name, text in csv_files(open_comparison(tmp_path))}
 
 
 def test_the_names_of_similarities_are_those_of_their_pictures(tmp_path: Path, write_run):
     for split in ("iid", "shards:2"):
         write_run(tmp_path / split, split=split, similarity=True)
-    names = [name for name, _ in csv_files(collect(tmp_path)) if "similarity" in name]
+    names = [name for name, _ in csv_files(open_comparison(tmp_path)) if "similarity" in name]
     assert names[0] == "split-iid-similarity-deprl-data.csv"
     assert len(names) == 6
 
@@ -59,7 +59,7 @@ def test_the_mixing_of_every_run_on_a_graph_is_there(tables):
 
 def test_similarities_are_written_as_they_are(tmp_path: Path, write_run):
     run = write_run(tmp_path / "a", similarity=True)
-    text = dict(csv_files(collect(tmp_path)))["similarity-deprl-heads.csv"]
+    text = dict(csv_files(open_comparison(tmp_path)))["similarity-deprl-heads.csv"]
     found = np.loadtxt(io.StringIO(text), delimiter=",")
     np.testing.assert_allclose(found, load_file(run / "similarity.safetensors")["heads"], atol=1e-5)
 
@@ -68,4 +68,4 @@ def test_a_text_that_looks_like_a_formula_is_quoted(tmp_path: Path, write_run):
     path = write_run(tmp_path / "a")
     description = json.loads((path / "experiment.json").read_text())
     (path / "experiment.json").write_text(json.dumps({**description, "model": "=cmd()"}))
-    assert "'=cmd()" in dict(csv_files(collect(tmp_path)))["options.csv"]
+    assert "'=cmd()" in dict(csv_files(open_comparison(tmp_path)))["options.csv"]

@@ -2,7 +2,7 @@ import json
 from pathlib import Path
 
 from manyheads.report import table
-from manyheads.report.comparison import collect
+from manyheads.report.comparison import open_comparison
 from manyheads.report.latex import tabular
 
 
@@ -10,7 +10,7 @@ def test_the_table_is_sorted_marks_the_best_and_shows_the_floor(tmp_path: Path, 
     for seed in (1, 2):
         for algorithm, level in (("local", 0.5), ("deprl", 0.9), ("d-psgd", 0.7)):
             write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed, level=level)
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     titles, rows = table.headers(comparison), table.rows(comparison)
     assert titles[:3] == ["accuracy, %", "behind the best, points", "spread over workers, %"]
     assert [row.label for row in rows] == ["DePRL", "D-PSGD", "majority floor", "Local"]
@@ -27,7 +27,7 @@ def test_the_table_is_sorted_marks_the_best_and_shows_the_floor(tmp_path: Path, 
 
 def test_a_single_run_has_no_best_no_deviation_and_no_column_for_them(tmp_path: Path, write_run):
     write_run(tmp_path / "run")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     (row, _) = table.rows(comparison)
     assert "behind the best, points" not in table.headers(comparison)
     assert not any(cell.best or "±" in cell.text for cell in row.cells)
@@ -37,16 +37,16 @@ def test_a_regressions_scores_are_no_accuracies(tmp_path: Path, write_run):
     for algorithm in ("deprl", "local"):
         summary = write_run(tmp_path / algorithm, algorithm) / "summary.json"
         summary.write_text(json.dumps({**json.loads(summary.read_text()), "majority_floor": None}))
-    assert table.headers(collect(tmp_path))[:3] == ["score", "behind the best", "spread over workers"]
-    assert [row.label for row in table.rows(collect(tmp_path))] == ["DePRL", "Local"]
+    assert table.headers(open_comparison(tmp_path))[:3] == ["score", "behind the best", "spread over workers"]
+    assert [row.label for row in table.rows(open_comparison(tmp_path))] == ["DePRL", "Local"]
 
 
 def test_the_number_of_seeds_is_shown_where_it_differs(tmp_path: Path, write_run):
     for seed in (1, 2):
         write_run(tmp_path / str(seed), seed=seed)
-    assert table.headers(collect(tmp_path))[-1] == "time"
+    assert table.headers(open_comparison(tmp_path))[-1] == "time"
     write_run(tmp_path / "local", "local")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     assert table.headers(comparison)[-1] == "seeds"
     assert [row.cells[-1].text for row in table.rows(comparison)] == ["2", "1", "–"]
 
@@ -60,7 +60,7 @@ def test_the_best_is_marked_in_every_setting(tmp_path: Path, write_run):
     for split, levels in {"iid": (0.9, 0.7), "shards:2": (0.7, 0.9)}.items():
         for algorithm, level in zip(("deprl", "local"), levels, strict=True):
             write_run(tmp_path / f"{algorithm}-{split}", algorithm, split=split, level=level)
-    best = [(row.label, row.setting) for row in table.rows(collect(tmp_path)) if row.cells[0].best]
+    best = [(row.label, row.setting) for row in table.rows(open_comparison(tmp_path)) if row.cells[0].best]
     assert best == [("DePRL", ("iid",)), ("Local", ("shards:2",))]
 
 
@@ -68,7 +68,7 @@ def test_a_system_without_neighbours_stands_on_no_graph(tmp_path: Path, write_ru
     for graph in ("ring", "full"):
         write_run(tmp_path / graph, "deprl", graph=graph)
     write_run(tmp_path / "server", "fedavg")
-    comparison = collect(tmp_path)
+    comparison = open_comparison(tmp_path)
     graphs = [(row.label, row.setting) for row in table.rows(comparison) if not row.floor]
     on_graphs = [("DePRL", ("full",)), ("DePRL", ("ring",))]
     assert sorted(graphs) == [*on_graphs, ("FedAvg", ("server",)), ("FedAvg", ("server",))]

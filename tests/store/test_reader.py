@@ -1,5 +1,6 @@
 """What a run has left is read back, and what is damaged in it is left out or said."""
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,9 @@ from manyheads.experiment import Experiment
 from manyheads.models import Split, build
 from manyheads.store import Run, RunDirectory
 from manyheads.tree import stack
+
+ABOUT = {"input_shape": [6], "num_outputs": 3, "num_classes": 3, "pixels": None}
+"""A model.json."""
 
 
 def test_damaged_lines_are_skipped_and_counted(shelf: SimpleNamespace, tmp_path: Path) -> None:
@@ -73,7 +77,7 @@ def nets(experiment: Experiment, shape: tuple[int, ...]) -> list[Split]:
 def save_nets(directory: RunDirectory, made: list[Split], shape: tuple[int, ...]) -> None:
     params = stack({name: p.detach() for name, p in net.named_parameters()} for net in made)
     buffers = stack({name: leaf for name, leaf in net.state_dict().items() if name not in params} for net in made)
-    directory.save_models(params, buffers, {"input_shape": list(shape), "num_outputs": 3})
+    directory.save_models(params, buffers, {**ABOUT, "input_shape": list(shape)})
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])
@@ -112,7 +116,7 @@ def test_a_net_that_uses_a_layer_twice_is_read_back(shelf: SimpleNamespace, tmp_
     made = nets(experiment, (6,))
     once = {name for name, _ in made[0].named_parameters()}
     leaves = stack({name: leaf for name, leaf in net.state_dict().items() if name in once} for net in made)
-    shelf.start(tmp_path, experiment).save_models(leaves, {}, {"input_shape": [6], "num_outputs": 3})
+    shelf.start(tmp_path, experiment).save_models(leaves, {}, ABOUT)
     x = torch.randn(7, 6)
     assert torch.equal(Run.open(tmp_path, model=Tied).model(2)(x), made[2](x))
     untied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))
@@ -174,8 +178,9 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
         Run.open(tmp_path, model=nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))).model(0)
     described = tmp_path / "model.json"
     whole = described.read_text()
-    wrong = [f'{{"input_shape": [6], "num_outputs": 3, {it}}}' for it in ('"num_classes": "3"', '"pixels": 255')]
-    for content in ("", "{}", '{"input_shape": 6, "num_outputs": 3}', *wrong):
+    lacking = [{name: value for name, value in ABOUT.items() if name != gone} for gone in ABOUT]
+    wrong = [{**ABOUT, **it} for it in ({"num_classes": "3"}, {"pixels": 255}, {"input_shape": 6})]
+    for content in ("", *map(json.dumps, [*lacking, *wrong])):
         described.write_text(content)
         with shelf.refused(tmp_path, r"model\.json is damaged: put it back, or delete summary\.json and continue"):
             Run.open(tmp_path, model=own).model(0)

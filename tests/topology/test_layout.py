@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manyheads.topology import build_mixing, edges, layout
+from manyheads.topology import build_mixing, edges, positions
 
 SPECS = [
     "ring",
@@ -21,29 +21,31 @@ SPECS = [
 @pytest.mark.parametrize("graph", SPECS)
 def test_places_are_distinct_bounded_and_repeatable(graph):
     mixing = build_mixing(graph, 12, allow_row_stochastic=True)
-    places = layout(mixing)
+    places = positions(mixing)
     assert places.shape == (12, 2)
     assert np.abs(places).max() <= 1 + 1e-9
     distance = np.linalg.norm(places[:, None] - places[None], axis=-1) + np.eye(12)
     assert distance.min() > 0.01
-    assert np.array_equal(places, layout(build_mixing(graph, 12, allow_row_stochastic=True)))
+    assert np.array_equal(places, positions(build_mixing(graph, 12, allow_row_stochastic=True)))
 
 
 def test_springs_leave_the_global_generator_alone():
     before = np.random.get_state(legacy=False)["state"]["pos"]  # noqa: NPY002
-    layout(build_mixing("random:0.4", 12))
+    positions(build_mixing("random:0.4", 12))
     assert np.random.get_state(legacy=False)["state"]["pos"] == before  # noqa: NPY002
 
 
 def test_shapes():
-    ring = layout(build_mixing("ring", 8))
+    ring = positions(build_mixing("ring", 8))
     np.testing.assert_allclose(np.linalg.norm(ring, axis=1), 1)
     np.testing.assert_allclose(ring[:3], [[0, 1], [0.5**0.5, 0.5**0.5], [1, 0]], atol=1e-12)
-    torus = layout(build_mixing("torus", 12))
+    torus = positions(build_mixing("torus", 12))
     assert (len(np.unique(torus[:, 1])), len(np.unique(torus[:, 0]))) == (3, 4)
-    np.testing.assert_allclose(layout(build_mixing("star", 5))[0], 0)
-    assert layout(build_mixing("random:0.4", 12, link_failure=0.9)).shape == (12, 2), "whoever is alone has a place too"
-    np.testing.assert_allclose(np.linalg.norm(layout(build_mixing("random:0.05", 500)), axis=1), 1)
+    np.testing.assert_allclose(positions(build_mixing("star", 5))[0], 0)
+    assert positions(build_mixing("random:0.4", 12, link_failure=0.9)).shape == (12, 2), (
+        "whoever is alone has a place too"
+    )
+    np.testing.assert_allclose(np.linalg.norm(positions(build_mixing("random:0.05", 500)), axis=1), 1)
 
 
 def test_edges_name_each_pair_once():

@@ -49,5 +49,5 @@ def run(args: argparse.Namespace) -> None:
         lines.append(("drawn", f"{figures.MOST_LINKS:,} of the links, by lot"))
     print(facts(lines))
     with waiting("drawing"):
-        figures.graph(topology.layout(mixing), links, out)
+        figures.graph(topology.positions(mixing), links, out)
     print(out)

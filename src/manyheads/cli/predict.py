@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-    from manyheads.store import Run
 
 _CHUNK = 128
 
@@ -59,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--out {args.out} holds the samples: give another name.")
     run = Run.open(args.directory)
     net, described = run.model(args.worker), run.describe_model()
-    if _is_regression(run, described):
+    if described["num_classes"] is None:
         raise UserError(
             f"the nets of {run.path} give numbers, not classes: use them in Python, with Run.open(...).model."
         )
@@ -94,14 +93,6 @@ def run(args: argparse.Namespace) -> None:
         print("\n".join(map(str, classes)))
 
 
-def _is_regression(run: "Run", described: dict[str, Any]) -> bool:
-    if "num_classes" in described:
-        return described["num_classes"] is None
-    # A run of an older version, which has no floor either where nobody has test samples.
-    summary = run.summary()
-    return summary is not None and summary["majority_floor"] is None
-
-
 def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
     """Samples [samples, ...] as uint8 or float32 and, where there are any, labels [samples]."""
     import numpy as np
@@ -130,8 +121,7 @@ def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
 
     if x.is_floating_point():
         return x
-    # A run of an older version does not say: its bytes are fractions of 255.
-    how = described.get("pixels", {})
+    how = described["pixels"]
     if how is None:
         raise UserError(f"{path}: x holds bytes, but the net was trained on other numbers: give x as floats like them.")
     pixels, highest = Pixels(**how), int(x.max())

@@ -29,9 +29,9 @@ def _add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from manyheads.cli.terminal import waiting
-    from manyheads.report import collect, write
+    from manyheads.report import open_comparison, write
 
-    comparison = collect(args.directory)
+    comparison = open_comparison(args.directory)
     for remark in comparison.remarks:
         print(f"note: {remark}")
     with waiting("drawing"):

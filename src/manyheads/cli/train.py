@@ -89,7 +89,8 @@ def train(session: "Session", *, quiet: bool) -> None:
         steps = rounds_of(session)
         if not quiet:
             given, count = session.experiment, session.processes.count
-            where = f"{session.engine} engine, {session.device}" + (f", {count} processes" if count > 1 else "")
+            together = f", {count} processes" if count > 1 else ""
+            where = f"{session.ctx.engine.name} engine, {session.device}{together}"
             print(f"{terminal.headline(given.algorithm.title, vars(given))} ({where})", flush=True)
         for step in terminal.follow(steps, session.ctx.rounds, session.notes, quiet=quiet):
             stopped = f"stopped at round {step.round}"

@@ -31,8 +31,6 @@ class Federation:
 
     name: str
     """The data set's."""
-    num_workers: int
-    """Workers of the whole federation, whether their shards are here or not."""
     ids: tuple[int, ...]
     """The workers whose shards are here: the number that seeds everything a worker draws."""
     train: Shards
@@ -106,12 +104,7 @@ class Federation:
 
     def save(self, path: Path) -> None:
         """Write the partition, without the pools, as one safetensors file that appears whole or not at all."""
-        about = {
-            "num_workers": self.num_workers,
-            "notes": self.notes,
-            "digest": self.digest(),
-            "content": self.content,
-        }
+        about = {"notes": self.notes, "digest": self.digest(), "content": self.content}
         content = safetensors.torch.save(self.indices(), {"federation": json.dumps(about)})
         write_atomically(path, content)
 
@@ -153,7 +146,6 @@ def federate(
         notes += ("no sample is of class 0: where labels count from 1, take 1 off, or the net learns a class too many",)
     return Federation(
         name=dataset.name,
-        num_workers=workers,
         ids=tuple(ids),
         train=_shards(dataset.x_train, dataset.y_train, train, names),
         validation=_shards(dataset.x_train, dataset.y_train, held_out, names),

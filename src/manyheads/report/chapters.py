@@ -22,7 +22,7 @@ from manyheads.report.numbers import (
     worker_accuracies,
 )
 from manyheads.report.pictures import Axis, Line, colour_ends
-from manyheads.topology import edges, layout
+from manyheads.topology import edges, positions
 from manyheads.units import human_bytes, human_seconds
 
 _ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
@@ -167,7 +167,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
             title = f"{line.label}, {'no exchange' if line.silent else shown(graph)}"
             links = edges(mixing) if run.on_graph else []
             most = max(most, len(links))
-            args = (layout(mixing), links, found, limits, show)
+            args = (positions(mixing), links, found, limits, show)
             row.append(pictures.graph(f"{name}-{slug}", title, *args, server=graph == "server"))
     text = (
         "Who mixes with whom, and how well each worker fares after the last round "

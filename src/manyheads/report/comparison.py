@@ -130,7 +130,7 @@ class Comparison:
         return [f"{count} {one if count == 1 else many}." for count, one, many in said if count]
 
 
-def collect(folder: Path) -> Comparison:
+def open_comparison(folder: Path) -> Comparison:
     """The comparison that the runs under a folder make; refuses runs that disagree on what they should share."""
     return compare(find_runs(folder))
 

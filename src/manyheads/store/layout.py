@@ -69,20 +69,20 @@ _NEEDED: dict[str, dict[str, Any]] = {
     },
     METRICS: {"round": int, **_RECORD},
     WORKERS: {"round": int},
-    MODEL: {"input_shape": list, "num_outputs": int},
+    MODEL: {
+        "input_shape": list,
+        "num_outputs": int,
+        # null: a regression; inputs that were made of other numbers than bytes.
+        "num_classes": (int, NoneType),
+        "pixels": (dict, NoneType),
+    },
     SUMMARY: {"rounds": int, **_RECORD},
     SITE: {"workers": list, "away": dict, "disturbances": list},
     SIZES: {"train": list, "test": list},
 }
 """File -> what it, or every line of it, has in any case, and of which type."""
 _ALLOWED: dict[str, dict[str, Any]] = {
-    MODEL: {
-        "first_worker": int,
-        "num_workers": int,
-        # null: a regression; inputs that were made of other numbers than bytes.
-        "num_classes": (int, NoneType),
-        "pixels": (dict, NoneType),
-    },
+    MODEL: {"first_worker": int, "num_workers": int},
     SUMMARY: {"notes": list, "runtime": dict, "evaluated_rounds": int},
 }
 """What some have besides."""

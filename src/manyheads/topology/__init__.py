@@ -1,7 +1,7 @@
 """Who mixes with whom and with which weights: graph specs, mixing matrices by round, their checks and pictures."""
 
 from manyheads.topology.graphs import brief, is_graph, parse_graph
-from manyheads.topology.layout import edges, layout
+from manyheads.topology.layout import edges, positions
 from manyheads.topology.mixing import WEIGHTS, build_mixing
 from manyheads.topology.rows import Mixing, Rows, check
 from manyheads.topology.spectrum import describe, spectral
@@ -16,7 +16,7 @@ __all__ = [
     "describe",
     "edges",
     "is_graph",
-    "layout",
     "parse_graph",
+    "positions",
     "spectral",
 ]

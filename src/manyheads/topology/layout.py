@@ -18,7 +18,7 @@ def edges(mixing: Mixing, round: int = 0) -> list[tuple[int, int]]:
     return [divmod(pair, mixing.num_workers) for pair in pairs.tolist()]
 
 
-def layout(mixing: Mixing) -> np.ndarray:
+def positions(mixing: Mixing) -> np.ndarray:
     """A place for every worker, the same every time: [N, 2] within -1..1.
 
     A grid for a torus, a hub in the middle for a star, springs for random graphs (in round 0) and links of the user's
