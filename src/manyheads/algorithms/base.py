@@ -233,14 +233,15 @@ def amount(epochs: int, steps: int | None) -> Epochs | Steps:
 
 
 def run_phases(
-    state: State, phases: Iterable[tuple[str, Phase]], round: int, ctx: Context, rows: Tensor | None
+    state: State, phases: Iterable[Phase], round: int, ctx: Context, rows: Tensor | None
 ) -> tuple[State, Log]:
-    """Run named phases one after another: the state after them and what each was like. Empty phases are skipped."""
+    """Run phases one after another: the state after them and what each was like. Empty phases are skipped."""
     log: Log = {}
     owned = {group(name) for name in state.params}
-    for name, phase in phases:
+    for phase in phases:
         if not phase.update & owned or phase.amount.count == 0:
             continue
         fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
-        state, log[name] = State(fit.params, fit.buffers), Work(fit.loss, ctx.steps(phase.amount, rows))
+        state = State(fit.params, fit.buffers)
+        log[phase.name or phase.stream] = Work(fit.loss, ctx.steps(phase.amount, rows))
     return state, log

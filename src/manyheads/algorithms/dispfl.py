@@ -88,7 +88,7 @@ class DisPFL(Algorithm):
         weights, mask = select(state.params, WHOLE), strip_prefix(state.params, SHARED)
         passes = amount(self.epochs, self.steps)
         phase = Phase("body", WHOLE, passes, ctx.rates.sgd(round), ctx.objective, mask=mask)
-        trained, log = run_phases(State(weights, state.buffers), [("body", phase)], round, ctx, rows)
+        trained, log = run_phases(State(weights, state.buffers), [phase], round, ctx, rows)
         evolved = with_rows(strip_prefix(state.params, NEXT), self._evolve(trained, mask, round, ctx), rows)
         return State({**state.params, **trained.params, **add_prefix(evolved, NEXT)}, trained.buffers), log
 

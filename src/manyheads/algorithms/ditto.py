@@ -60,8 +60,9 @@ class Ditto(ServerAlgorithm):
             SGD(rates.lr, weight_decay=rates.weight_decay),
             ctx.objective,
             proximal=(received.params, self.lam),
+            name=PERSONAL,
         )
-        personal, more = run_phases(self.models(state, ctx), [(PERSONAL, phase)], round, ctx, rows)
+        personal, more = run_phases(self.models(state, ctx), [phase], round, ctx, rows)
         return State(
             {**shared.params, **add_prefix(personal.params, PERSONAL)},
             {**shared.buffers, **add_prefix(personal.buffers, PERSONAL)},

@@ -73,7 +73,7 @@ class FedRoD(ServerAlgorithm):
             two_losses,
             constants={"log_counts": log_counts},
         )
-        return run_phases(state, [("body", phase)], round, ctx, self.rows(round, ctx))
+        return run_phases(state, [phase], round, ctx, self.rows(round, ctx))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return self.average(state, {"representation", GENERIC}, round, ctx)

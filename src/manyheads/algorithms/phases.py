@@ -17,7 +17,7 @@ def train_whole(
 ) -> tuple[State, Log]:
     """Representation and head move together."""
     phase = Phase("body", WHOLE, amount, ctx.rates.sgd(round), ctx.objective)
-    return run_phases(state, [("body", phase)], round, ctx, rows)
+    return run_phases(state, [phase], round, ctx, rows)
 
 
 def train_alternating(
@@ -31,7 +31,7 @@ def train_alternating(
 ) -> tuple[State, Log]:
     """The head on a frozen representation, then the representation under the frozen head."""
     phases = [
-        ("head", Phase("head", HEAD, head, ctx.rates.sgd(round, head=True), ctx.objective, frozen=frozen)),
-        ("body", Phase("body", REPRESENTATION, body, ctx.rates.sgd(round), ctx.objective)),
+        Phase("head", HEAD, head, ctx.rates.sgd(round, head=True), ctx.objective, frozen=frozen),
+        Phase("body", REPRESENTATION, body, ctx.rates.sgd(round), ctx.objective),
     ]
     return run_phases(state, phases, round, ctx, rows)

@@ -65,6 +65,8 @@ class Phase:
     """Zeros and ones [W, ...] by name: a masked weight is put back to zero after every step."""
     frozen: Literal["train", "eval"] = "train"
     """How a frozen representation runs: in train mode as in the paper, or in eval mode."""
+    name: str = ""
+    """What a round's log calls it; empty: as its stream."""
 
 
 @dataclass(frozen=True)
