@@ -209,7 +209,7 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
     source = _trained(lab, tmp_path / "run")
     wide = lab.blobs()
     wide = replace(wide, x_train=wide.x_train.repeat(1, 2), x_test=wide.x_test.repeat(1, 2))
-    with pytest.raises(UserError, match="does not fit the samples of"):
+    with pytest.raises(UserError, match=r"samples are \[12\], the nets of .* take \[6\]: give --data like that"):
         open_join(source, NewWorkers(data=wide, workers=5), lab.cpu)
     for head, message in (("all", "has learned no representation"), ("none", "have no head")):
         with pytest.raises(UserError, match=message):

@@ -16,7 +16,7 @@ from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
 from manyheads.jobs import Job
 from manyheads.parts import connect, deal, pick_device, resolve
-from manyheads.recipes import follow_from_data
+from manyheads.recipes import follow_from_others
 from manyheads.store.layout import EXPERIMENT
 from manyheads.topology import brief
 
@@ -72,7 +72,7 @@ def directory_name(experiment: Experiment) -> str:
 def labels(experiments: Sequence[Experiment]) -> list[str]:
     """Each experiment's algorithm, and the values of those options in which experiments of that algorithm differ."""
     tables = [flat(experiment.describe()) for experiment in experiments]
-    implied = follow_from_data(tables)
+    implied = follow_from_others(tables)
     found = []
     for table in tables:
         alike = [other for other in tables if other["algorithm"] == table["algorithm"]]

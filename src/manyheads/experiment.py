@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -118,7 +118,7 @@ class Experiment:
         for name in ("momentum", "validation", "link_failure", "worker_failure"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
-                raise UserError(f"{flag(name)} {value} is outside [0, 1): give a fraction below 1.")
+                raise UserError(f"{flag(name)} {value} is outside [0, 1): give 0, or a fraction below 1.")
 
     def complete(self, recipe: Recipe) -> "Experiment":
         """The experiment with every value filled in from a recipe, and the split, in its one way to be written."""
@@ -265,6 +265,8 @@ def check_options(algorithm: Algorithm) -> None:
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"algorithm {shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
     kind = type(algorithm)
+    if not is_dataclass(kind):
+        raise UserError(f"{kind.__name__} is no dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
     if REGISTRY.get(algorithm.name, kind) is not kind:
         # Or its runs would pass for those of the other.
         raise UserError(

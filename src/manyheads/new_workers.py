@@ -80,6 +80,10 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         raise UserError(
             f"{run.path} was trained on other data than {source.data} holds now: put them back, or give --data."
         )
+    taken, given = (tuple(run.describe_model()["input_shape"]), session.everyone.input_shape)
+    if given != taken:
+        # A net that flattens its input would take others as well, and make nonsense of them.
+        raise UserError(f"samples are {list(given)}, the nets of {run.path} take {list(taken)}: give --data like that.")
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
     # A site has those of its own workers alone.

@@ -79,12 +79,26 @@ def shape_for(model: object) -> tuple[int, ...]:
     return (1, 1, 1) if model == OWN_IMAGES.model else ()
 
 
-def follow_from_data(tables: Sequence[Mapping[str, Any]]) -> set[str]:
+Tables = Sequence[Mapping[str, Any]]
+"""Options by name, of one run each."""
+
+
+def follow_from_data(tables: Tables) -> set[str]:
     """The options of a recipe that, in tables of options, have one value on each data set."""
-
-    def values(name: str) -> set[str]:
-        return {json.dumps([table["data"], table.get(name)]) for table in tables}
-
-    num_data = len({json.dumps(table["data"]) for table in tables})
     recipe = ("step_seconds", *(spec.name for spec in fields(Recipe)))
-    return {name for name in recipe if len(values(name)) == num_data}
+    return {name for name in recipe if _follows(name, ("data",), tables)}
+
+
+def follow_from_others(tables: Tables) -> set[str]:
+    """The same, and a step's time where it has one value for each data set, net and batch size."""
+    time = "step_seconds"
+    timed = _follows(time, ("data", "model", "batch_size"), tables)
+    return follow_from_data(tables) | ({time} if timed else set())
+
+
+def _follows(name: str, others: Sequence[str], tables: Tables) -> bool:
+    """Whether an option has one value for each combination of the others' values."""
+    alone, together = (
+        {json.dumps([table.get(each) for each in names]) for table in tables} for names in (others, (*others, name))
+    )
+    return len(alone) == len(together)

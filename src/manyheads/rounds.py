@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
 
+from manyheads.algorithms.checking import check_models, mixed_state, trained_state
 from manyheads.errors import user_code
 from manyheads.experiment import Experiment, Runtime
 from manyheads.measure import check_finite, checked_loss, make_record, measure
@@ -90,6 +91,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Ste
     began = time.perf_counter() - start.seconds
     clock = Clock(_speed(session.experiment), ctx.network, start.simulated_seconds)
     first, state = start.round, start.state
+    check_models(algorithm, state, ctx)
     # It would hold the rows that the run goes on from as long as that lasts.
     del start
     for round in range(first, ctx.rounds):
@@ -98,13 +100,13 @@ def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Ste
         if algorithm.order == "train-mix":
             # Kept only where it is looked at: it is a second copy of all that moves.
             entered = state if theory else None
-            state, log = algorithm.local(state, round, ctx)
+            state, log = trained_state(algorithm, state, round, ctx)
             before = trained = state
-            state = mixed = algorithm.mix(state, round, ctx)
+            state = mixed = mixed_state(algorithm, state, round, ctx)
         else:
             before = state
-            state = mixed = entered = algorithm.mix(state, round, ctx)
-            state, log = algorithm.local(state, round, ctx)
+            state = mixed = entered = mixed_state(algorithm, state, round, ctx)
+            state, log = trained_state(algorithm, state, round, ctx)
             trained = state
         loss = checked_loss(log, round, session)
         if ctx.network.may_gather_private:

@@ -255,3 +255,28 @@ def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"manyheads: {message}")
     assert sorted(path.name for path in Path().rglob("*")) == ["experiment.json", "file", "run"]
+
+
+def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.CaptureFixture) -> None:
+    first = ["deprl", "local", *SMALL, "--seeds", "1", "--out", "all"]
+    _compare(capsys, *first)
+    page = Path("all/report.html").read_bytes()
+    for fewer in (["deprl", *SMALL, "--seeds", "1"], ["deprl", "local", *SMALL, "--seeds", "2"]):
+        assert main(["compare", *fewer, "--out", "all"]) == 2
+        error = capsys.readouterr().err
+        assert re.search("all holds a report on runs that are not asked for here, as (deprl|local)-", error)
+        assert len(error.splitlines()) == 1
+    assert Path("all/report.html").read_bytes() == page
+    # With more seeds, algorithms or rounds it grows.
+    _compare(capsys, "deprl", "local", "fedavg", *SMALL, "--rounds", "3", "--seeds", "1", "2", "--out", "all")
+    assert Path("all/report.html").read_bytes() != page
+
+
+def test_rates_that_were_tuned_may_change_and_the_report_with_them(capsys: pytest.CaptureFixture) -> None:
+    words = ["deprl", *SMALL, "--seeds", "1", "--out", "all"]
+    found = []
+    for factor in ("1", "3"):
+        _compare(capsys, *words, "--tune", factor)
+        (run,) = Path("all").glob("deprl-*")
+        found.append(Run.open(run).experiment.recipe.lr)
+    assert found[1] == pytest.approx(3 * found[0])

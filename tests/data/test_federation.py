@@ -212,7 +212,7 @@ def test_describe(toy: Make) -> None:
 def test_test_samples_nobody_trains_on_are_left_out_and_noted(toy: Make) -> None:
     federation = federate(toy([40, 0], [10, 7]), workers=2, split="dirichlet:0.5", seed=1)
     assert len(federation.test.index) == 10
-    assert federation.notes == ("7 test samples are of classes or users that no worker trains on: they were left out",)
+    assert federation.notes == ("test samples of classes or users that no worker trains on were left out: 7",)
     assert ("note", federation.notes[0]) in describe(federation)
 
 

@@ -125,6 +125,27 @@ def test_runs_that_disagree_are_refused_and_the_option_is_named(tmp_path: Path, 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {"batch_size": (8, 16)},
+        {"batch_size": (8, 16), "lr": (0.1, 0.2)},
+        {"model": ("mlp:64", "cnn")},
+        {"model": ("mlp:64", "cnn"), "lr": (0.1, 0.2)},
+        {"model": ("mlp:64", "cnn"), "batch_size": (8, 16), "momentum": (0.0, 0.9)},
+    ],
+)
+def test_a_steps_time_that_follows_from_net_and_batch_is_no_part_of_a_grid(tmp_path: Path, write_run, grid):
+    for values in itertools.product(*grid.values()):
+        for algorithm in ("deprl", "local"):
+            options = dict(zip(grid, values, strict=True))
+            write_run(tmp_path / f"{algorithm}{values}", algorithm, **options)
+    comparison = open_comparison(tmp_path)
+    assert set(comparison.grid) == set(grid)
+    assert (comparison.apart, comparison.by_data) == ((), ())
+    assert len(comparison.cells) == 2 * len(comparison.settings)
+
+
 def test_values_that_never_meet_are_no_grid(tmp_path: Path, write_run):
     write_run(tmp_path / "a", workers=8, split="iid")
     write_run(tmp_path / "b", workers=9, split="dirichlet:0.1")

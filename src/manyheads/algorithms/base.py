@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.checks import settle
 from manyheads.engine.batches import Source, num_batches
 from manyheads.engine.phase import SGD, Engine, Epochs, Objective, Phase, Steps
-from manyheads.errors import UserError
+from manyheads.errors import UserError, unknown
 from manyheads.models.split import Split
 from manyheads.network.base import Network
 from manyheads.randomness import generator
@@ -138,7 +138,15 @@ class Context:
 
     def _sent(self, state: State, groups: Iterable[str]) -> Params:
         """What leaves a worker with some groups; nothing where they own nothing, as when all of a net is its head."""
+        groups = self.known(groups, state)
         return {**select(state.params, groups), **self.statistics(state, groups)}
+
+    def known(self, groups: Iterable[str], state: State) -> frozenset[str]:
+        """Some groups, which must be the net's or the state's: a misspelt one would own nothing, and go unnoticed."""
+        there = {"representation", *self.model.head_names, *map(group, state.params)}
+        for name in (named := frozenset(groups)) - there:
+            raise unknown("group", name, there)
+        return named
 
     def mean_model(self, state: State) -> State:
         """The mean of all workers' models in every row: for scores, not for training."""
@@ -239,7 +247,7 @@ def run_phases(
     log: Log = {}
     owned = {group(name) for name in state.params}
     for phase in phases:
-        if not phase.update & owned or phase.amount.count == 0:
+        if not ctx.known(phase.update, state) & owned or phase.amount.count == 0:
             continue
         fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
         state = State(fit.params, fit.buffers)

@@ -1,6 +1,7 @@
 """``manyheads compare``: several algorithms, options and seeds on the same data, side by side, and who is ahead."""
 
 import argparse
+import json
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -8,7 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.parser import Commands, Parser, number
 from manyheads.errors import UserError
@@ -107,12 +108,37 @@ def run(args: argparse.Namespace) -> None:
     tuned = [] if args.tune is None else tunings(wanted, args.tune or FACTORS, folder)
     make_folder(folder)
     with locked(folder):
+        _refuse_another(folder, jobs, tuned=bool(tuned))
         failed = {}
         if tuned:
             failed = _tune(tuned, runtime, folder, quiet=args.quiet)
             jobs = plan(with_rates(wanted, tuned), folder)
         failed |= _run(jobs, runtime, "running", tuned=bool(tuned), quiet=args.quiet)
         _conclude(folder, jobs, tuned, failed, quiet=args.quiet)
+
+
+def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None:
+    """Refuse a folder with a report on runs that are not asked for now: another would take its place without them."""
+    from manyheads.experiment import flat
+    from manyheads.report.page import NAME
+    from manyheads.store import Run
+    from manyheads.store.layout import EXPERIMENT
+
+    if not (folder / NAME).exists():
+        return
+    # Runs go on to more rounds, and tuning may come to other rates.
+    free = {"rounds", "lr", "head_lr"} if tuned else {"rounds"}
+
+    def key(description: Mapping[str, Any]) -> str:
+        return json.dumps({name: it for name, it in flat(description).items() if name not in free}, sort_keys=True)
+
+    asked = {key(job.experiment.describe()) for job in jobs}
+    for path in sorted(folder.glob(f"*/{EXPERIMENT}")):
+        if key(Run.open(path.parent).description) not in asked:
+            raise UserError(
+                f"{folder} holds a report on runs that are not asked for here, as {path.parent.name}:"
+                " ask for them, too, or choose another --out."
+            )
 
 
 def _conclude(

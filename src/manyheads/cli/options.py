@@ -176,6 +176,8 @@ def _algorithms(start: Any, args: argparse.Namespace) -> list[Algorithm]:
     for name in list(values):
         for one, other in (("epochs", "steps"), ("steps", "epochs")):
             if name.endswith(one) and (twin := name.removesuffix(one) + other) in known:
+                if twin in args:
+                    raise UserError(f"{flag(name)} and {flag(twin)} exclude each other: give one.")
                 values.setdefault(twin, known[twin].default)
     return [replace(start, **chosen) for chosen in _combinations(values)]
 

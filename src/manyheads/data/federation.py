@@ -141,7 +141,7 @@ def federate(
     names = _relabelling(dataset.num_classes, ids, seed) if relabel and dataset.num_classes else None
     notes = partition.notes
     if test_split == "shared" and (left_out := len(dataset.x_test) - len(test.rows)):
-        notes += (f"{left_out} test samples are of classes or users that no worker trains on: they were left out",)
+        notes += (f"test samples of classes or users that no worker trains on were left out: {left_out}",)
     if dataset.num_classes is not None and min(dataset.y_train.min(), dataset.y_test.min()) > 0:
         notes += ("no sample is of class 0: where labels count from 1, take 1 off, or the net learns a class too many",)
     return Federation(

@@ -160,8 +160,10 @@ class Natural:
             )
         names, user = np.unique(data.user_train.numpy(), return_inverse=True)
         if workers > len(names):
+            whose = "parts" if data.per_worker else "users"
             raise UserError(
-                f"{workers} workers for the {len(names)} users of {data.name}: ask for at most {len(names)}."
+                f"{workers} workers for the {len(names)} {whose} of {data.name}: ask for --workers {len(names)}"
+                f"{'' if data.per_worker else ', or fewer'}."
             )
         worker_of = np.arange(len(names))
         notes: tuple[str, ...] = ()
@@ -265,8 +267,8 @@ def _labels(data: Dataset, split: SplitRule) -> tuple[np.ndarray, np.ndarray, in
     """Train labels, test labels and the number of classes of a data set that has them."""
     if data.num_classes is None:
         raise UserError(
-            f"{split} needs classes, {data.name} has float targets: give whole numbers (y.astype(int)), "
-            "or for a regression iid and, in Python, a loss."
+            f"{split} needs classes, {data.name} has float targets: give whole numbers (y.astype(int), of one-hot rows "
+            "y.argmax(1)), or for a regression iid and, in Python, a loss."
         )
     return data.y_train.numpy(), data.y_test.numpy(), data.num_classes
 

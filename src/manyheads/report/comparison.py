@@ -12,7 +12,7 @@ from typing import Any
 from manyheads.algorithms import REGISTRY, find_algorithm, title_of
 from manyheads.errors import UserError, flag
 from manyheads.own_code import changed
-from manyheads.recipes import follow_from_data
+from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.topology import brief
 
@@ -143,7 +143,8 @@ def compare(found: Found) -> Comparison:
     runs = found.runs
     names = [name for name in dict.fromkeys(name for run in runs for name in run.options) if name != "seed"]
     varying = [name for name in names if len(_values(runs, name)) > 1]
-    implied = follow_from_data([run.options for run in runs])
+    tables = [run.options for run in runs]
+    implied, by_data = follow_from_others(tables), follow_from_data(tables)
     free = [name for name in varying if name not in implied]
     grid, missing = free, _missing(runs, free)
     if missing:
@@ -171,7 +172,7 @@ def compare(found: Found) -> Comparison:
         cells=cells,
         shared={name: _common(runs, name) for name in names if name not in varying},
         apart=tuple(name for name in free if name not in grid),
-        by_data=tuple(name for name in varying if name in implied),
+        by_data=tuple(name for name in varying if name in by_data),
         unfinished=found.unfinished,
         repeated=found.repeated,
     )

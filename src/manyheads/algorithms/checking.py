@@ -1,0 +1,41 @@
+"""What an algorithm gives back, looked at before it is used: it may be the user's own, and mistaken."""
+
+from manyheads.algorithms.base import Algorithm, Context, Log, State
+from manyheads.errors import UserError
+from manyheads.models.split import statistics
+from manyheads.tree import shapes
+
+
+def trained_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> tuple[State, Log]:
+    """The state after local work, and its log."""
+    found = algorithm.local(state, round, ctx)
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise UserError(f"{algorithm.name}: local gives no (State, Log): return both, as run_phases does.")
+    return _whole(found[0], f"{algorithm.name}: local", state), found[1]
+
+
+def mixed_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> State:
+    """The state after mixing."""
+    return _whole(algorithm.mix(state, round, ctx), f"{algorithm.name}: mix", state)
+
+
+def check_models(algorithm: Algorithm, state: State, ctx: Context) -> None:
+    """What workers deploy must fit the net, or nobody could use it in the end."""
+    models = algorithm.models(state, ctx)
+    given = {name: leaf.shape[1:] for name, leaf in {**models.params, **models.buffers}.items()}
+    wanted = shapes({**dict(ctx.model.named_parameters()), **statistics(ctx.model)})
+    for name in sorted({*given, *wanted}):
+        if given.get(name) != wanted.get(name):
+            what = "that the net has not" if name not in wanted else "not as the net has it"
+            raise UserError(f"{algorithm.name}: models gives {name} {what}: give the net's own leaves, and no others.")
+
+
+def _whole(found: State, where: str, before: State) -> State:
+    """A state that has all it had before, and nothing else."""
+    if not isinstance(found, State):
+        raise UserError(f"{where} gives a {type(found).__name__}: return a State.")
+    for had, has in ((before.params, found.params), (before.buffers, found.buffers)):
+        if changed := sorted(had.keys() ^ has.keys()):
+            lost = changed[0] in had
+            raise UserError(f"{where} {'loses' if lost else 'adds'} {changed[0]}: a state has the leaves of its first.")
+    return found

@@ -1,0 +1,86 @@
+"""An algorithm of one's own that gives back what it must not: one line, in its first round."""
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+
+from manyheads.algorithms.base import Algorithm, Context, State
+from manyheads.algorithms.phases import WHOLE, train_whole
+from manyheads.engine.phase import Epochs
+from manyheads.errors import UserError
+from manyheads.experiment import Experiment
+from manyheads.rounds import train
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sound(Algorithm):
+    """Whole models, mixed; what the tests break lies in its methods."""
+
+    name: ClassVar[str] = "sound"
+    title: ClassVar[str] = "Sound"
+
+    def local(self, state: State, round: int, ctx: Context) -> Any:
+        return train_whole(state, round, ctx, Epochs(1), None)
+
+    def mix(self, state: State, round: int, ctx: Context) -> Any:
+        return ctx.mix(state, WHOLE, round)
+
+
+def with_leaf(state: State, name: str) -> State:
+    leaf = next(iter(state.params.values()))
+    return replace(state, params={**state.params, name: leaf})
+
+
+def without_head(state: State) -> State:
+    return replace(state, params={name: leaf for name, leaf in state.params.items() if not name.startswith("head.")})
+
+
+BROKEN = {
+    "local gives no (State, Log): return both": {"local": lambda self, state, round, ctx: state},
+    "local gives a dict: return a State": {"local": lambda self, state, round, ctx: (state.params, {})},
+    "mix gives a NoneType: return a State": {"mix": lambda self, state, round, ctx: None},
+    "mix loses head.fc2.bias": {"mix": lambda self, state, round, ctx: without_head(state)},
+    "mix adds track.x: a state has the leaves of its first": {
+        "mix": lambda self, state, round, ctx: with_leaf(state, "track.x")
+    },
+    "models gives track.x that the net has not": {"init": lambda self, ctx: with_leaf(ctx.initial, "track.x")},
+    "models gives head.fc2.bias not as the net has it": {"models": lambda self, state, ctx: without_head(state)},
+    "unknown group 'represetation'. Did you mean 'representation'?": {
+        "mix": lambda self, state, round, ctx: ctx.mix(state, {"represetation"}, round)
+    },
+    "unknown group 'haed'. Did you mean 'head'?": {
+        "local": lambda self, state, round, ctx: ctx.average(state, {"haed"}, ctx.sizes)
+    },
+}
+
+
+@pytest.mark.parametrize("says", BROKEN)
+@pytest.mark.parametrize("order", ["train-mix", "mix-train"])
+def test_mistakes_are_told_in_the_first_round(lab: SimpleNamespace, says: str, order: str) -> None:
+    kind = dataclass(frozen=True, kw_only=True)(type("Broken", (Sound,), {"order": order, **BROKEN[says]}))
+    with pytest.raises(UserError) as error:
+        list(train(lab.tiny(kind(), rounds=1), lab.cpu))
+    assert says in str(error.value)
+
+
+def test_a_sound_one_passes(lab: SimpleNamespace) -> None:
+    assert len(list(train(lab.tiny(Sound(), rounds=2), lab.cpu))) == 2
+
+
+def test_a_phase_names_groups_that_there_are(lab: SimpleNamespace) -> None:
+    ctx = lab.opened(lab.tiny(Sound())).ctx
+    state = with_leaf(ctx.initial, "track.x")
+    assert ctx.known({"track", "head", "representation"}, state) == {"track", "head", "representation"}
+    with pytest.raises(UserError, match=r"unknown group .body.\. Allowed: head, representation, track"):
+        ctx.known({"body"}, state)
+
+
+def test_a_class_that_is_no_dataclass() -> None:
+    class Plain(Algorithm):
+        name = title = "plain"
+        local = mix = Sound.local
+
+    with pytest.raises(UserError, match=r"Plain is no dataclass: write @dataclass\(frozen=True, kw_only=True\) above"):
+        Experiment(algorithm=Plain())
