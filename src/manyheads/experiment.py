@@ -217,7 +217,7 @@ class Runtime:
     out: Path | None = None
     """Run directory. Default: runs/DATA-ALGORITHM-ID on the command line, nothing kept in Python."""
     resume: bool = False
-    """Insist that there is a run to continue."""
+    """Insist that the run directory is there already."""
     data_dir: Path | None = None
     """Folder of the data sets."""
     device: str = "auto"

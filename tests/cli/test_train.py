@@ -115,7 +115,7 @@ def test_another_experiment_is_not_overwritten(capsys: pytest.CaptureFixture) ->
         (["--out", "file"], "file is a file"),
         (["--out", "file/run"], "Not a directory"),
         (["--out", "folder"], "folder is not empty and no run directory"),
-        (["--out", "nowhere", "--resume"], "there is no run in nowhere"),
+        (["--out", "nowhere", "--resume"], "there is no nowhere"),
     ],
 )
 def test_a_mistake_about_the_directory_is_all_that_is_said(

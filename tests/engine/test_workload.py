@@ -1,5 +1,8 @@
 """What an engine works on."""
 
+from dataclasses import replace
+
+import torch
 from torch import nn
 
 from manyheads.models.dropout import dropouts
@@ -16,3 +19,14 @@ def test_dropout_layers_keep_their_numbers_in_parts_and_copies(problem):
     model = problem(twice_dropped).work.model
     assert {layer.p: layer.number for layer in dropouts(model).values()} == {0.1: 0, 0.2: 1}
     assert [layer.number for layer in dropouts(cut(twin(model), 2)[1]).values()] == [1]
+
+
+def test_features_far_larger_than_the_data_are_not_cached(problem):
+    """Unless there are few of them all the same."""
+    work = problem(twice_dropped).work
+    assert work.worth_caching(64) and work.worth_caching(1000)
+    samples = torch.zeros(1).expand(50_000, 3, 32, 32)
+    many = replace(work.train, x=samples, index=torch.arange(50_000), y=torch.zeros(50_000, dtype=torch.int64))
+    cifar = replace(work, train=many)
+    assert cifar.worth_caching(512)
+    assert not cifar.worth_caching(64 * 32 * 32), "the first layer of ResNet-18"

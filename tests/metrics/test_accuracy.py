@@ -21,6 +21,13 @@ def test_workers_without_samples_are_left_out():
     assert all(isnan(value) for value in summarise(scores, torch.zeros(3)))
 
 
+def test_the_worst_tenth_is_one_of_all_workers():
+    """Of 21 workers three, though only 20 have samples; where fewer have any, those."""
+    scores, counts = torch.linspace(0, 1, 21), torch.tensor([1] * 20 + [0])
+    assert summarise(scores, counts)[2] == pytest.approx(0.05)
+    assert summarise(scores, torch.tensor([0] * 19 + [1, 1]))[2] == pytest.approx(0.975)
+
+
 @hypothesis.given(st.lists(st.floats(0, 1), min_size=1, max_size=45))
 def test_the_worst_tenth_is_rounded_up(scores):
     given = torch.tensor(scores, dtype=torch.float64)

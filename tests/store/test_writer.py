@@ -35,11 +35,13 @@ def test_the_same_experiment_is_taken_up_again(shelf: SimpleNamespace, tmp_path:
     assert shelf.contents(tmp_path) == before
 
 
-def test_resume_insists_on_a_run(shelf: SimpleNamespace, tmp_path: Path) -> None:
-    for missing in (tmp_path / "a", tmp_path):
-        with shelf.refused(tmp_path, rf"--resume: there is no run in {missing}\."):
-            shelf.start(missing, resume=True)
+def test_resume_insists_on_the_directory_and_on_nothing_else(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    """A job that is always started with it begins in the empty folder that its scheduler has made."""
+    with shelf.refused(tmp_path, rf"--resume: there is no {tmp_path / 'a'}\."):
+        shelf.start(tmp_path / "a", resume=True)
     assert list(tmp_path.iterdir()) == []
+    shelf.start(tmp_path, resume=True)
+    assert (tmp_path / "experiment.json").exists()
 
 
 def test_another_experiment_is_refused_by_the_options_that_differ(shelf: SimpleNamespace, tmp_path: Path) -> None:

@@ -184,6 +184,8 @@ class LocalEngine:
         set_modes(model, phase)
         features = []
         with torch.no_grad():
+            if not self.work.worth_caching(prefix(train.x[index[0][:1]]).numel()):
+                return model, _Inputs(train.x, index, targets)
             for row, own, batches in zip(chunk.rows, index, chunk.plans, strict=True):
                 point_at(model, params, buffers, row)
                 # Samples that the phase never draws need no features: a few steps do not pay for a whole pass.

@@ -12,6 +12,10 @@ from manyheads.engine.phase import Loss
 from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split
 
+_LARGEST_GROWTH = 4
+_ALWAYS_CACHED = 1 << 26
+"""Features of so many numbers are cached in any case."""
+
 Transform = Callable[[Tensor, np.random.Generator], Tensor]
 """(inputs [batch, ...], generator) -> inputs [batch, ...]: a random change of the inputs at training time."""
 
@@ -33,3 +37,8 @@ class Workload:
         # Once for the whole net: what an engine cuts off of it draws the same masks.
         for number, layer in enumerate(dropouts(self.model).values()):
             layer.number = number
+
+    def worth_caching(self, num_features: int) -> bool:
+        """Whether so many features of every train sample are not far larger than the samples themselves."""
+        room = max(_LARGEST_GROWTH * self.train.x.numel(), _ALWAYS_CACHED)
+        return num_features * len(self.train.index) <= room

@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def summarise(scores: Tensor, counts: Tensor) -> tuple[float, float, float]:
-    """Mean, population deviation and mean of the lowest tenth of scores [N], over workers with counts [N] above 0."""
+    """Mean, population deviation and mean of the ceil(N/10) lowest of scores [N], where counts [N] are above 0."""
     kept = scores[counts > 0].to(torch.float64)
     if not len(kept):
         nan = float("nan")
         return nan, nan, nan
-    lowest = kept.sort().values[: ceil(len(kept) / 10)]
+    lowest = kept.sort().values[: ceil(len(scores) / 10)]
     return float(kept.mean()), float(kept.std(correction=0)), float(lowest.mean())

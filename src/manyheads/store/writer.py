@@ -60,8 +60,8 @@ class RunDirectory:
 
         ``content`` is the fingerprint of data that may have changed under their name since.
         """
-        if resume and not (path / EXPERIMENT).exists():
-            raise UserError(f"--resume: there is no run in {path}. Leave --resume out to start one.")
+        if resume and not path.exists():
+            raise UserError(f"--resume: there is no {path}. Leave --resume out to start a run there.")
         if path.exists() and not path.is_dir():
             raise UserError(f"{path} is a file: choose another --out.")
         directory = RunDirectory(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedAvg, FedRep, title_of
+from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, Ditto, FedAvg, FedRep, FedRoD, title_of
 from manyheads.data.dataset import RAW
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import number, stat
@@ -46,7 +46,7 @@ class _Reading:
     """Whether the inputs are left as they are, where the data set is one that is standardised."""
 
 
-_AS_READ = _Reading(_BASE, (DePRL(), DPSGD(), DisPFL(), FedAvg(), FedRep()))
+_AS_READ = _Reading(_BASE, (DePRL(), DPSGD(), DisPFL(), FedAvg(), FedRep(), Ditto(), FedRoD()))
 
 _THREE_PASSES = _Reading("the representation trains for three passes", (DePRL(body_epochs=3), FedRep(body_epochs=3)))
 """As whole nets do."""

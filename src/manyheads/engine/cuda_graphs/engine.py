@@ -37,9 +37,6 @@ from manyheads.models.split import Split, cacheable_prefix, cut, twin
 from manyheads.tree import Buffers, Params, group
 
 _KEPT_SCORINGS = 8
-_LARGEST_GROWTH = 4
-_ALWAYS_CACHED = 1 << 26
-"""Features of so many numbers are cached in any case."""
 Made = TypeVar("Made")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -227,11 +224,8 @@ class CudaGraphsEngine:
             return 0
         if phase.frozen not in self._depths:
             depth, x = cacheable_prefix(self.work.model, phase.frozen), self.work.train.x
-            if depth:
-                size = prod(output_shape(cut(self.work.model, depth)[0], tuple(x.shape[1:]), self.dtype))
-                room = max(_LARGEST_GROWTH * x.numel(), _ALWAYS_CACHED)
-                depth = depth if size * len(self.work.train.index) <= room else 0
-            self._depths[phase.frozen] = depth
+            size = prod(output_shape(cut(self.work.model, depth)[0], tuple(x.shape[1:]), self.dtype))
+            self._depths[phase.frozen] = depth if self.work.worth_caching(size) else 0
         return self._depths[phase.frozen]
 
     def _features(self, depth: int, task: Task) -> Tensor:

@@ -79,10 +79,10 @@ class Scoring:
     ) -> None:
         self.model, self.shards, self.metric, self.loss = model, shards, metric, loss
         self.sweep = Sweep(shards, pool, next(model.parameters()))
-        self.slots = Slots(lanes, slots, self._step)
+        self.slots = Slots(lanes, slots)
 
     def record(self) -> None:
-        self.slots.record(self.sweep.variants())
+        self.slots.record(self._step, self.sweep.variants())
 
     def run(self, params: Params, buffers: Buffers) -> Tensor:
         """[W, 3]."""
@@ -117,10 +117,10 @@ class Extraction:
         self.prefix, self.precision = prefix, precision
         self.sweep = Sweep(shards, pool, self.features)
         slots = [forward_slot(prefix, "representation.", kind, self.features.new_zeros(1)) for _ in lanes]
-        self.slots = Slots(lanes, slots, self._step)
+        self.slots = Slots(lanes, slots)
 
     def record(self) -> None:
-        self.slots.record(self.sweep.variants())
+        self.slots.record(self._step, self.sweep.variants())
 
     def run(self, params: Params, buffers: Buffers, rows: Sequence[int]) -> Tensor:
         """Features [entries, ...] of these workers' samples; those of others stay what they were."""

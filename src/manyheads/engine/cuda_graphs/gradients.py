@@ -43,10 +43,10 @@ class SlotGradients:
         kind = Kind(1, entries.y.device, like.dtype, channels_last)
         beside = Extras(gradient=True, momentum=False, anchor=False, mask=False)
         sums = torch.zeros(1, dtype=like.dtype, device=entries.y.device)
-        self.slots = Slots(lanes, phase_slots(model, phase, kind, beside, sums, lanes), self._step)
+        self.slots = Slots(lanes, phase_slots(model, phase, kind, beside, sums, lanes))
 
     def record(self) -> None:
-        self.slots.record([_EVERY_STEP])
+        self.slots.record(self._step, [_EVERY_STEP])
 
     def run(self, plan: Schedule, phase: Phase, params: Params, buffers: Buffers, into: Params) -> None:
         """Write each of the plan's workers' gradient of its mean loss to its row of ``into`` [W, ...]."""

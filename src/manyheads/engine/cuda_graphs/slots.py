@@ -83,18 +83,21 @@ class SlotJob:
 class Slots:
     """Runs jobs through slots."""
 
-    def __init__(self, lanes: Sequence[Lane], slots: Sequence[Slot], step: Callable[[Slot, Any], None]) -> None:
-        """``step(slot, variant)`` does one step and moves the slot's cursor on."""
-        self.lanes, self.slots, self.step = lanes, slots, step
+    def __init__(self, lanes: Sequence[Lane], slots: Sequence[Slot]) -> None:
+        self.lanes, self.slots = lanes, slots
         self.recordings: list[dict[Variant, Replay]] = [{} for _ in slots]
 
-    def record(self, variants: Iterable[Variant]) -> None:
-        """Record what is not recorded yet. Slots hold nothing of value meanwhile."""
+    def record(self, step: Callable[[Slot, Any], None], variants: Iterable[Variant]) -> None:
+        """Record what is not recorded yet. Slots hold nothing of value meanwhile.
+
+        ``step(slot, variant)`` does one step and moves the slot's cursor on. It is not kept: whoever has these slots
+        passes a method of its own, and the recordings should go with it, not when the garbage collector comes by.
+        """
         for variant in variants:
             for lane, slot, recordings in zip(self.lanes, self.slots, self.recordings, strict=True):
                 if variant not in recordings:
                     slot.cursor.zero_()
-                    recordings[variant] = lane.record(lambda slot=slot, variant=variant: self.step(slot, variant))
+                    recordings[variant] = lane.record(lambda slot=slot, variant=variant: step(slot, variant))
 
     def run(self, jobs: Sequence[SlotJob], load: Move, store: Move) -> None:
         """Every job in some slot: ``load``, its steps, which are recorded, and ``store``."""

@@ -68,10 +68,10 @@ class SlotTrainer:
 
         kind = Kind(1, self.device, self.dtype, channels_last, precision.low_names(model))
         slots = phase_slots(model, phase, kind, extras(phase, gradient=True), self.rate, lanes)
-        self.slots = Slots(lanes, slots, self._step)
+        self.slots = Slots(lanes, slots)
 
     def record(self, plan: Schedule) -> None:
-        self.slots.record({self._width(int(count)) for count in np.unique(plan.counts)})
+        self.slots.record(self._step, {self._width(int(count)) for count in np.unique(plan.counts)})
 
     def run(self, task: Task) -> Tensor:
         plan, phase = task.plan, task.phase
