@@ -113,6 +113,13 @@ def same_numbers() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports of numbers alone: pictures take longer than anything else, and have tests of their own."""
+    monkeypatch.setattr("manyheads.report.page.of_setting", lambda comparison, setting: [])
+    monkeypatch.setattr("manyheads.report.page.of_systems", lambda comparison: [])
+
+
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
     """The functions above, for tests."""

@@ -70,6 +70,7 @@ def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture, request: 
     assert _runs("all") == before
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_several_data_sets(capsys: pytest.CaptureFixture) -> None:
     numbers = np.random.default_rng(0)
     np.savez("mine.npz", x=numbers.random((60, 5)), y=np.arange(60) % 3)
@@ -122,6 +123,7 @@ def test_measured_times_are_shown_with_a_warning(
         assert any(line.startswith("time: measured") for line in _compare(capsys, *words)) == shown
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_tuning_on_as_the_note_advises(capsys: pytest.CaptureFixture) -> None:
     words = ["local", *SMALL, "--seeds", "1", "2", "--out", "tuned", "--tune"]
     lines = _compare(capsys, *words, "1e-9", "1e-3")
@@ -257,6 +259,7 @@ def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture)
     assert sorted(path.name for path in Path().rglob("*")) == ["experiment.json", "file", "run"]
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.CaptureFixture) -> None:
     first = ["deprl", "local", *SMALL, "--seeds", "1", "--out", "all"]
     _compare(capsys, *first)
@@ -272,6 +275,7 @@ def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.Capture
     assert Path("all/report.html").read_bytes() != page
 
 
+@pytest.mark.usefixtures("without_pictures")
 def test_rates_that_were_tuned_may_change_and_the_report_with_them(capsys: pytest.CaptureFixture) -> None:
     words = ["deprl", *SMALL, "--seeds", "1", "--out", "all"]
     found = []

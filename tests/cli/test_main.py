@@ -99,7 +99,7 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["train", "deprl", *SMALL, "--model", "no.such:thing"], "cannot import"),
         (["train", "deprl", "--device", "gpu", *SMALL], "unknown device 'gpu'"),
         (["train", "deprl", "--engine", "warp", *SMALL], "warp"),
-        (["train", "deprl", "--resume", "--out", "absent", *SMALL], "--resume: there is no run"),
+        (["train", "deprl", "--resume", "--out", "absent", *SMALL], "--resume: there is no absent"),
         (["train", "deprl", "--out", "/proc/no", *SMALL], "/proc/no"),
         (["train", "deprl", "--lr", "1e30", "--clip", "0", "--out", "broken", *SMALL], "is not a number in round 1"),
         (["train", "--from", "absent.json"], "absent.json: No such file or directory."),

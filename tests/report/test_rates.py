@@ -2,9 +2,13 @@ import csv
 import json
 from pathlib import Path
 
+import pytest
+
 from manyheads.report import write
 from manyheads.report.comparison import open_comparison
 from manyheads.report.rates import at_the_end, tried
+
+pytestmark = pytest.mark.usefixtures("without_pictures")
 
 
 def score(path: Path, value: float | None) -> None:
