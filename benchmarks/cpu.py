@@ -33,7 +33,7 @@ from manyheads.data import Dataset, federate, load
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source, plan
 from manyheads.engine.choose import make_engine
-from manyheads.engine.phase import SGD, Epochs, Phase, accuracy, cross_entropy, single_head
+from manyheads.engine.phase import SGD, EngineName, Epochs, Phase, accuracy, cross_entropy, single_head
 from manyheads.engine.workload import Workload
 from manyheads.models import build
 from manyheads.models.split import Split
@@ -103,7 +103,7 @@ def _copy(model: Split) -> Split:
 class Ours:
     """The same phases through an engine."""
 
-    def __init__(self, name: str, workload: Workload, threads: int) -> None:
+    def __init__(self, name: EngineName, workload: Workload, threads: int) -> None:
         self.engine = make_engine(name, workload, threads=threads)
         self.params = repeat({n: p.detach() for n, p in workload.model.named_parameters()}, len(workload.ids))
 

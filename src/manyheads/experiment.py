@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
-from manyheads.algorithms.base import Schedule
+from manyheads.algorithms.base import Schedule, twins
 from manyheads.algorithms.deprl import DePRL
 from manyheads.algorithms.phases import WHOLE
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
 from manyheads.data.partition import parse_split
 from manyheads.data.test_split import TestSplit
-from manyheads.engine.phase import Loss
+from manyheads.engine.phase import EngineName, Loss
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown
 from manyheads.identity import described
@@ -222,8 +222,8 @@ class Runtime:
     """Folder of the data sets."""
     device: str = "auto"
     """cpu, cuda, cuda:1, or auto."""
-    engine: str = "auto"
-    """loop, batched, cuda-graphs, or auto."""
+    engine: EngineName = "auto"
+    """Workers one after the other (loop), stacked (batched), in recorded steps on a GPU, or the fastest of them."""
     threads: int | None = None
     """Threads; default: one per core."""
     eval_every: int = 1
@@ -278,13 +278,11 @@ def check_options(algorithm: Algorithm) -> None:
     for name, value in values.items():
         if isinstance(value, (int, float)):
             not_negative(algorithm, name)
-        if name.endswith("steps") and value is not None:
-            twin = name.removesuffix("steps") + "epochs"
-            if values.get(twin) != defaults.get(twin):
-                raise UserError(f"{flag(twin)} and {flag(name)} exclude each other: give one.")
-    # Steps stand in the place of the passes they are given for; what has no such twin need not be local work.
-    twins = {steps: steps.removesuffix("steps") + "epochs" for steps in values if steps.endswith("steps")}
-    work = [epochs if values[steps] is None else steps for steps, epochs in twins.items() if epochs in values]
+    work = []
+    for steps, epochs in twins(values).items():
+        if values[steps] is not None and values[epochs] != defaults[epochs]:
+            raise UserError(f"{flag(epochs)} and {flag(steps)} exclude each other: give one.")
+        work.append(epochs if values[steps] is None else steps)
     if work and not any(values[name] for name in work):
         raise UserError(f"{' and '.join(f'{flag(name)} 0' for name in work)} would train nothing: give more.")
 

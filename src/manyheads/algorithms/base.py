@@ -235,6 +235,13 @@ def check_share(option: str, value: float, *, zero: bool = False) -> None:
         raise UserError(f"--{option} {value} is outside {'[' if zero else '('}0, 1]: give a fraction within it.")
 
 
+def twins(options: Iterable[str]) -> dict[str, str]:
+    """Options that count mini-batch steps -> those of the same work in passes, which they take the place of."""
+    names = list(options)
+    pairs = {name: name.removesuffix("steps") + "epochs" for name in names if name.endswith("steps")}
+    return {steps: epochs for steps, epochs in pairs.items() if epochs in names}
+
+
 def amount(epochs: int, steps: int | None) -> Epochs | Steps:
     """Epochs, unless a number of mini-batch steps is given."""
     return Epochs(epochs) if steps is None else Steps(steps)

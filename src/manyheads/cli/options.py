@@ -13,6 +13,7 @@ from types import NoneType
 from typing import Any
 
 from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.algorithms.base import twins
 from manyheads.checks import wanted
 from manyheads.cli.parser import number, whole_number
 from manyheads.errors import UserError, flag, unknown
@@ -172,13 +173,12 @@ def _algorithms(start: Any, args: argparse.Namespace) -> list[Algorithm]:
     """An algorithm with every combination of the values given for its options."""
     kind = type(start)
     values, known = given(args, kind), options_of(kind)
-    # Passes and steps exclude each other: the one that is given takes the place of what a file or preset says.
-    for name in list(values):
-        for one, other in (("epochs", "steps"), ("steps", "epochs")):
-            if name.endswith(one) and (twin := name.removesuffix(one) + other) in known:
-                if twin in args:
-                    raise UserError(f"{flag(name)} and {flag(twin)} exclude each other: give one.")
-                values.setdefault(twin, known[twin].default)
+    for steps, epochs in twins(known).items():
+        if steps in values and epochs in values:
+            raise UserError(f"{flag(epochs)} and {flag(steps)} exclude each other: give one.")
+        if steps in values or epochs in values:
+            # The one that is given takes the place of what a file or preset says.
+            values = {name: known[name].default for name in (steps, epochs)} | values
     return [replace(start, **chosen) for chosen in _combinations(values)]
 
 

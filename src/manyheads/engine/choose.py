@@ -8,15 +8,14 @@ from manyheads.engine.cuda_graphs.memory import choose_slots, free_memory, plan_
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
-from manyheads.engine.phase import Engine
+from manyheads.engine.phase import Engine, EngineName
 from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError
 from manyheads.machine import cores
 from manyheads.models.split import Split, needs_loop
 from manyheads.units import human_bytes
 
-ENGINES = ("auto", "loop", "batched", "cuda-graphs")
 _CHUNK_BYTES = 12 << 20
 """A chunk's moving weights stay in the cache between its steps."""
 
@@ -26,7 +25,7 @@ _STACKED_HEADS = 0.1
 
 
 def make_engine(
-    name: str,
+    name: EngineName,
     workload: Workload,
     *,
     threads: int | None = None,
@@ -39,8 +38,6 @@ def make_engine(
     ``extra_rows`` is the algorithm's, for the memory plan. Where a net cannot be captured for ``cuda-graphs``, another
     engine takes its place and ``notes`` says so.
     """
-    if name not in ENGINES:
-        raise unknown("engine", name, ENGINES)
     notes = [] if notes is None else notes
     model, threads = workload.model, threads or cores()
     on_gpu = workload.train.x.device.type == "cuda"

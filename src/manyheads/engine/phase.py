@@ -88,6 +88,10 @@ class Evaluation:
     count: Tensor
 
 
+EngineName = Literal["auto", "loop", "batched", "cuda-graphs"]
+"""What a user may ask for; ``auto`` is the fastest of the others."""
+
+
 class Engine(Protocol):
     """How local phases run: the only code that touches forward and backward. Pure: no argument is changed."""
 
