@@ -102,6 +102,10 @@ def test_a_few_places_are_named_one_by_one_unless_they_are_too_close():
     apart, close = (line(points=4, x=np.array(x)) for x in ((4.0, 8.0, 16.0, 32.0), (1.0, 2.0, 3.0, 100.0)))
     assert {"4", "8", "16", "32"} <= set(texts(curves("a", [apart], ROUND, ACCURACY)))
     assert "3" not in texts(curves("a", [close], ROUND, ACCURACY))
+    logarithmic = Axis("rounds", lambda value: f"{value:g}", log=True, whole=True)
+    assert {"4", "8", "16", "32"} <= set(texts(curves("a", [apart], logarithmic, ACCURACY)))
+    near = line(points=4, x=np.array([1.0, 2.0, 2.1, 100.0]))
+    assert "2.1" not in texts(curves("a", [near], logarithmic, ACCURACY))
     kilobytes = Axis("sent, kB", lambda value: f"{value:g} B", 1e-3)
     shown = texts(curves("a", [line(points=3, x=33_280.0 * np.arange(1, 4))], kilobytes, ACCURACY))
     assert "33.28" not in shown and "60" in shown

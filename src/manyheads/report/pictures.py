@@ -191,8 +191,9 @@ def _ticks(axes: "Axes", x: Axis, y: Axis) -> None:
 def _few_places(lines: Sequence[Line], x: Axis) -> list[float]:
     """Where the lines' points are on the x axis, if those are few and apart; else nothing."""
     places = np.unique([x.factor * value for line in lines if not line.level for value in line.x])
-    apart = 2 <= len(places) <= _FEW_PLACES and np.diff(places).min() > 0.05 * np.ptp(places)
-    return places.tolist() if apart and not x.log else []
+    along = np.log(places) if x.log else places
+    apart = 2 <= len(places) <= _FEW_PLACES and np.diff(along).min() > 0.05 * np.ptp(along)
+    return places.tolist() if apart else []
 
 
 def _tick(value: float, _: int) -> str:

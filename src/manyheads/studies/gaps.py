@@ -63,10 +63,12 @@ def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
             axes.set_yticks(np.arange(len(methods)), labels=methods if k == 0 else [""] * len(methods))
             axes.tick_params(axis="y", colors=INK)
             axes.set_title(panel.title, loc="left", color=INK, fontsize=LABEL_SIZE, pad=4)
+        published = any(gap.paper is not None for panel in panels for gap in panel.gaps)
+        legend = {label: look for label, look in _LEGEND.items() if published or look is not _PAPERS}
         figure.text(0.1 / width, 1 - 0.18 / height, title, color=INK, fontsize=TITLE_SIZE)
         figure.legend(
-            handles=[Line2D([], [], label=label, **look) for label, look in _LEGEND.items()],
-            loc="lower left", bbox_to_anchor=(left / width, 0), ncols=len(_LEGEND), frameon=False,
+            handles=[Line2D([], [], label=label, **look) for label, look in legend.items()],
+            loc="lower left", bbox_to_anchor=(left / width, 0), ncols=len(legend), frameon=False,
             fontsize=LABEL_SIZE, labelcolor=FAINT, borderaxespad=0.3, borderpad=0, handletextpad=0.3,
         )  # fmt: skip
         return finish(name, figure, f"{title}, accuracy in percent. {' '.join(map(_said, panels))}", {})

@@ -64,14 +64,15 @@ def _new_workers(place: _Place, seed: int, size: Size) -> Trial:
 
 def _report(table: int, results: Results, report: Report) -> None:
     paper = {_Place(cell.data, cell.dirichlet, cell.graph, cell.algorithm): cell for cell in accuracies(table)}
+    asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
+    beside = "; below it the paper's number and how far ours is from it" if paper.keys() & asked else ""
     report.parts.append(
-        "Each cell: accuracy in percent, the mean over workers and then over seeds (± deviation over seeds); below it "
-        "the paper's number and how far ours is from it. **Bold**: our best on that graph. *Floor*: what naming each "
-        "worker's most frequent class scores. Methods are compared over the seeds that both, or all, were run with."
+        f"Each cell: accuracy in percent, the mean over workers and then over seeds (± deviation over seeds){beside}. "
+        "**Bold**: our best on that graph. *Floor*: what naming each worker's most frequent class scores. Methods are "
+        "compared over the seeds that both, or all, were run with."
     )
     if table == 4:
         report.parts.append("New workers take what the server has: Ditto's is FedAvg's model, and so are its numbers.")
-    asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
     rows = list(dict.fromkeys((place.data, place.dirichlet) for place in asked))
     columns = list(dict.fromkeys((place.graph, place.algorithm) for place in asked))
     several = len({graph for graph, _ in columns}) > 1

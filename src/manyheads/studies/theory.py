@@ -174,7 +174,10 @@ def _drawn(name: str, points: list[tuple[int, int, float]]) -> Picture:
         lines.append(Line(f"N = {workers}", place, x, y, np.zeros_like(y)))
     x, first = lines[0].x, lines[0].y[0]
     lines.append(Line("as 1/√K", 7, x, first * (x / x[0]) ** -0.5, np.zeros_like(x), dashed=True))
-    axes = Axis("rounds K", lambda v: f"K = {v:g}", log=True), Axis("mean of M(k)", lambda v: f"{v:.3g}", log=True)
+    axes = (
+        Axis("rounds K", lambda v: f"K = {v:g}", log=True, whole=True),
+        Axis("mean of M(k)", lambda v: f"{v:.3g}", log=True),
+    )
     return curves(name, lines, *axes)
 
 
