@@ -125,6 +125,16 @@ def test_runs_that_disagree_are_refused_and_the_option_is_named(tmp_path: Path, 
     assert "\n" not in str(error.value)
 
 
+def test_links_with_weights_of_their_own_stand_beside_other_graphs(tmp_path: Path, write_run):
+    for algorithm in ("deprl", "d-psgd", "local"):
+        write_run(tmp_path / algorithm, algorithm, graph="ring")
+        if algorithm != "local":
+            write_run(tmp_path / f"{algorithm}-own", algorithm, graph="links:0-1=0.3,1-2=0.3", weights=None)
+    comparison = open_comparison(tmp_path)
+    assert (comparison.grid, comparison.shared["weights"]) == (("graph",), "metropolis")
+    assert len(comparison.cells) == 6
+
+
 @pytest.mark.parametrize(
     "grid",
     [

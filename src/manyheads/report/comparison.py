@@ -205,8 +205,10 @@ def slugs(labels: Iterable[str]) -> list[str]:
 
 def passes_over(run: Finished, name: str) -> bool:
     """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
-    if name == "weights" and (kind := find_algorithm(run.algorithm)) and kind.row_stochastic:
-        return True
+    if name == "weights":
+        kind = find_algorithm(run.algorithm)
+        # Links may have weights of their own.
+        return run.options["weights"] is None or (kind is not None and kind.row_stochastic)
     return name in _GRAPH_OPTIONS and not run.on_graph
 
 
