@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms.base import Algorithm, Context
-from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Federation
 from manyheads.engine.phase import Loss
 from manyheads.engine.workload import Transform
@@ -48,7 +47,7 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
 
 def shares_nothing(algorithm: Algorithm, model: Split) -> bool:
     """Whether an algorithm that is there to share finds all that a net trains to be private."""
-    return algorithm.private != WHOLE and algorithm.private.issuperset(model.groups)
+    return algorithm.exchange != "none" and algorithm.private.issuperset(model.groups)
 
 
 def check_theory(runtime: Runtime, ctx: Context) -> None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.base import Schedule, twins
 from manyheads.algorithms.deprl import DePRL
-from manyheads.algorithms.phases import WHOLE
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
 from manyheads.data.partition import parse_split
@@ -111,7 +110,7 @@ class Experiment:
             value = getattr(self, name)
             if value is not None and value > torch.finfo(self.dtype).max:
                 raise UserError(f"{flag(name)} {value:g} is more than float32 holds: give less.")
-        if self.workers < 2 and self.algorithm.private != WHOLE:
+        if self.workers < 2 and self.algorithm.exchange != "none":
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
         if self.weights is not None and is_graph(self.graph) and parse_graph(self.graph).weighted:
             raise UserError(f"--weights {self.weights} beside a --graph whose links have weights: leave one out.")

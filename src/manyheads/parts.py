@@ -8,7 +8,6 @@ import torch
 
 from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
-from manyheads.algorithms.phases import WHOLE
 from manyheads.data import Dataset, Federation, federate, may_change
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError, flag
@@ -72,7 +71,7 @@ def connect(experiment: Experiment) -> Mixing:
     algorithm = experiment.algorithm
     return build_mixing(
         # A server or no exchange at all needs no graph; a ring then only says who is present.
-        "ring" if algorithm.server or algorithm.private == WHOLE else experiment.graph,
+        experiment.graph if algorithm.exchange == "graph" else "ring",
         experiment.workers,
         weights=experiment.weights or "metropolis",
         redraw=experiment.redraw,
@@ -86,10 +85,8 @@ def connect(experiment: Experiment) -> Mixing:
 def exchange(experiment: Experiment) -> dict[str, Any]:
     """Graph, weights and failing links as the algorithm has them, whatever a comparison sets for others."""
     algorithm, graph = experiment.algorithm, experiment.graph
-    if algorithm.server:
-        return {"graph": "server", "weights": None, "redraw": False, "link_failure": 0.0}
-    if algorithm.private == WHOLE:
-        return {"graph": "none", "weights": None, "redraw": False, "link_failure": 0.0}
+    if algorithm.exchange != "graph":
+        return {"graph": algorithm.exchange, "weights": None, "redraw": False, "link_failure": 0.0}
     if not is_graph(graph):
         raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
     if parse_graph(graph).weighted:

@@ -131,6 +131,5 @@ def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Ste
 
 def _speed(experiment: Experiment) -> Speed:
     assert experiment.step_seconds is not None, "an experiment is completed before it is used"
-    return Speed(
-        experiment.step_seconds, experiment.link_latency, experiment.link_bandwidth, experiment.algorithm.server
-    )
+    server = experiment.algorithm.exchange == "server"
+    return Speed(experiment.step_seconds, experiment.link_latency, experiment.link_bandwidth, server)

@@ -244,7 +244,7 @@ def _context(
 def _sizes(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
     """Train samples of each worker, [N]; of workers at other sites only where a server weighs by them, else 0."""
     own = torch.tensor(federation.train.sizes)
-    if network.may_gather_private or (algorithm.server and algorithm.weighting == "samples"):
+    if network.may_gather_private or algorithm.uses_sizes:
         return network.gather(own).numpy()
     sizes = np.zeros(network.num_workers, dtype=np.int64)
     sizes[network.workers.start : network.workers.stop] = own

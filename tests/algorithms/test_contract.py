@@ -218,7 +218,7 @@ class Alone:
 
 def test_identity_mixing_is_independent_training(experiment, lab, monkeypatch):
     kind = experiment.algorithm
-    if kind.server:
+    if kind.exchange == "server":
         return  # a server's average is never the identity
     session = lab.opened(experiment, network=InProcess(lab.mixing_of(np.eye(4)), kind.private))
     sizes, together = session.ctx.sizes, lab.states(session)[-1]
@@ -315,7 +315,7 @@ def test_an_absent_worker_keeps_its_state(experiment, lab):
     assert rounds
     for round, gone in rounds:
         before, after = leaves(history[round]), leaves(history[round + 1])
-        own = [name for name in before if not kind.server or name.split(".")[1] in kind.private]
+        own = [name for name in before if kind.exchange != "server" or name.split(".")[1] in kind.private]
         for name in own:
             for worker in gone:
                 assert torch.equal(before[name][worker], after[name][worker]), (name, round, worker)

@@ -9,7 +9,7 @@ import torch
 from manyheads.algorithms import REGISTRY, FedAvg
 from manyheads.errors import UserError
 
-SERVERS = [kind for kind in REGISTRY.values() if kind.server]
+SERVERS = [kind for kind in REGISTRY.values() if kind.exchange == "server"]
 
 
 def test_the_server_averages_by_samples(lab):

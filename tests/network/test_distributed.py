@@ -250,7 +250,7 @@ def expected_bytes(name: str, folder: Path, count: int) -> Iterator[int]:
     home = [next(rank for rank in range(count) if worker in placement[rank]) for worker in range(workers)]
     for round in range(session.ctx.rounds):
         matrix = session.mixing.rows(round).dense()
-        if algorithm.server or (sent and (matrix == matrix[0]).all() and 2 * of_the_sum < sizes.sum()):
+        if algorithm.exchange == "server" or (sent and (matrix == matrix[0]).all() and 2 * of_the_sum < sizes.sum()):
             yield count * (of_the_sum + nbytes(statistics))
             continue
         crossing = {(worker, home[hearer]) for hearer, worker in zip(*np.nonzero(matrix), strict=True)}

@@ -52,8 +52,8 @@ def _write_run(
 ) -> Path:
     """A run directory in the form of design.md's contract; ``level`` is its last accuracy."""
     kind = get_algorithm(algorithm)
-    if kind.server or algorithm == "local":
-        options |= {"graph": "server" if kind.server else "none", "weights": None}
+    if kind.exchange != "graph":
+        options |= {"graph": kind.exchange, "weights": None}
     else:
         options = {"weights": "uniform" if kind.row_stochastic else "metropolis", **options}
     options = {"workers": 8, "rounds": 10, "split": "dirichlet:0.1", **options}
@@ -83,8 +83,8 @@ def _write_run(
             "workers_without_test": 0,
             "loss": 0.1,
             "train_loss": 0.2,
-            "consensus_error": 0.0 if kind.server else 2.0 * np.exp(-round / 4) + 0.01,
-            "consensus_error_relative": 0.0 if kind.server else 0.1 * np.exp(-round / 4) + 0.01,
+            "consensus_error": 0.0 if kind.exchange == "server" else 2.0 * np.exp(-round / 4) + 0.01,
+            "consensus_error_relative": 0.0 if kind.exchange == "server" else 0.1 * np.exp(-round / 4) + 0.01,
             "consensus_error_before_mixing": 2.5 * np.exp(-round / 4) + 0.01,
             "bytes_sent_per_worker": float(sends * round),
             "bytes_received_per_worker": float(sends * round),

@@ -43,6 +43,7 @@ class State:
 
 
 Schedule = Literal["decay", "corollary"]
+Exchange = Literal["graph", "server", "none"]
 
 
 @dataclass(frozen=True)
@@ -168,8 +169,8 @@ class Algorithm(ABC):
     title: ClassVar[str]
     private: ClassVar[frozenset[str]] = frozenset()
     """Groups that never leave their worker."""
-    server: ClassVar[bool] = False
-    """Whether a parameter server takes the graph's place."""
+    exchange: ClassVar[Exchange] = "graph"
+    """With whom a worker exchanges anything: its neighbours, a parameter server, or nobody."""
     row_stochastic: ClassVar[bool] = False
     """Whether it is content with a P whose rows alone sum to 1."""
     uses_rounds: ClassVar[bool] = False
@@ -187,12 +188,15 @@ class Algorithm(ABC):
     order: Literal["train-mix", "mix-train"] = "train-mix"
     evaluate: Literal["own", "mean-model"] = "own"
     """Whose model a worker is scored with."""
-    weighting: Literal["samples", "uniform"] = "samples"
-    """What a server weighs workers by."""
 
     def __post_init__(self) -> None:
         """Take its options as they are meant; checks of its own follow, and may count on numbers."""
         settle(self)
+
+    @property
+    def uses_sizes(self) -> bool:
+        """Whether it looks at how many samples all workers have, which are then told even where data stay at sites."""
+        return False
 
     @property
     def head_passes(self) -> int:

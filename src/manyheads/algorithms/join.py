@@ -10,7 +10,7 @@ that was learned without a head of its own the last layer is relearned.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State
+from manyheads.algorithms.base import Algorithm, Context, Exchange, Log, State
 from manyheads.algorithms.phases import WHOLE, train_alternating
 from manyheads.engine.phase import Epochs
 
@@ -29,6 +29,7 @@ class Join(Algorithm):
     name: ClassVar[str] = "join"
     title: ClassVar[str] = "New workers"
     private: ClassVar[frozenset[str]] = WHOLE
+    exchange: ClassVar[Exchange] = "none"
     provenance: ClassVar[frozenset[str]] = frozenset({"learned"})
     # With the run's seed itself as many workers would hold what the run's do.
     stream: ClassVar[str] = "join"

@@ -6,7 +6,7 @@ A round of worker i: ``epochs`` passes over its own samples move its whole model
 from dataclasses import dataclass
 from typing import ClassVar
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State, amount
+from manyheads.algorithms.base import Algorithm, Context, Exchange, Log, State, amount
 from manyheads.algorithms.phases import WHOLE, train_whole
 
 
@@ -20,6 +20,7 @@ class Local(Algorithm):
     name: ClassVar[str] = "local"
     title: ClassVar[str] = "Local"
     private: ClassVar[frozenset[str]] = WHOLE
+    exchange: ClassVar[Exchange] = "none"
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         return train_whole(state, round, ctx, amount(self.epochs, self.steps), ctx.present(round))

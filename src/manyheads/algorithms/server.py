@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from torch import Tensor
 
-from manyheads.algorithms.base import Algorithm, Context, State, check_share
+from manyheads.algorithms.base import Algorithm, Context, Exchange, State, check_share
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,11 +17,15 @@ class ServerAlgorithm(Algorithm):
     participation: float = 1.0
     """Part of the workers that takes part in a round."""
 
-    server: ClassVar[bool] = True
+    exchange: ClassVar[Exchange] = "server"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_share("participation", self.participation)
+
+    @property
+    def uses_sizes(self) -> bool:
+        return self.weighting == "samples"
 
     def rows(self, round: int, ctx: Context) -> Tensor | None:
         """Rows of the hosted workers that take part in a round; None: all of them."""
@@ -34,4 +38,4 @@ class ServerAlgorithm(Algorithm):
     def weights(self, round: int, ctx: Context) -> np.ndarray:
         """Each worker's weight in the average, [N]: 0 for those who take no part in the round."""
         taking_part = ctx.participants(round, self.participation)
-        return taking_part * (ctx.sizes if self.weighting == "samples" else np.ones(len(ctx.sizes)))
+        return taking_part * (ctx.sizes if self.uses_sizes else np.ones(len(ctx.sizes)))
