@@ -10,6 +10,7 @@ import pytest
 import rich
 
 from manyheads.cli import terminal
+from manyheads.engine.phase import Progress
 from manyheads.record import Record
 from manyheads.rounds import Step
 
@@ -77,7 +78,7 @@ def test_quiet_shows_nothing_and_passes_everything_on(capsys: pytest.CaptureFixt
 
 
 def test_lines_are_sparse(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(i * 0.7 for i in range(10_000))
+    clock = iter(i * 1.4 / 3 for i in range(10_000))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     notes = ["known before"]
 
@@ -90,7 +91,7 @@ def test_lines_are_sparse(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mon
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("note:")] == [f"note: {note}" for note in notes]
     rounds = [int(line.split("/")[0].split()[-1]) for line in lines if line.startswith("round")]
-    # A round takes two readings of the clock, 1.4 s. Round 6 is evaluated, but it comes too soon after the first line.
+    # A round takes three readings of the clock, 1.4 s. Round 6 is evaluated, but comes too soon after the first line.
     assert rounds == [5, *range(9, 31, 3)]
     assert re.fullmatch(r"round 30/30  accuracy 91.2 %  loss 0.500  .* s/round  0.0 s left", lines[-2])
 
@@ -123,6 +124,28 @@ def test_a_long_first_round_is_announced(capsys: pytest.CaptureFixture, monkeypa
 
     assert [step.round for step in terminal.follow(steps(), 2, [])] == [1, 2]
     assert capsys.readouterr().out.splitlines()[0] == "preparing, and the first round ..."
+
+
+def test_in_a_long_round_one_hears_how_far_it_is(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(terminal, "_LONG_PATIENCE_SECONDS", 0.05)
+    heard: list[str] = []
+
+    def steps():
+        for step in _steps(2):
+            before, heard[:] = capsys.readouterr().out, []
+            while "mini-batches" not in before:
+                time.sleep(0.01)
+                before += capsys.readouterr().out
+            heard.append(before)
+            yield step
+
+    within = Progress(30, 1200)
+    for step in terminal.follow(steps(), 2, [], within=lambda: str(within)):
+        what = "preparing, and the first round" if step.round == 1 else "round 2/2"
+        assert f"{what}: 30 of 1,200 mini-batches ...\n" in heard[0]
 
 
 def test_no_more_lines_than_evaluations(capsys: pytest.CaptureFixture) -> None:

@@ -397,3 +397,15 @@ def test_no_thread_works_on_after_ctrl_c(make, phase, monkeypatch):
         time.sleep(0.05)
         assert 0 < seen == len(steps) < 800
     assert_same_bits(engine.fit(p.params, p.buffers, phase(), 0), p.engine("loop").fit(p.params, p.buffers, phase(), 0))
+
+
+@pytest.mark.parametrize("kind", ["loop", "chain"])
+def test_progress_counts_the_batches_of_a_phase(problem, phase, kind):
+    p = problem("mlp:6", sizes=(9, 4, 2))
+    engine = p.engine(kind)
+    assert str(engine.progress) == ""
+    engine.fit(p.params, p.buffers, phase(amount=Epochs(2)), 0)
+    total = 2 * sum(-(-size // p.work.source.batch_size) for size in (9, 4, 2))
+    assert (engine.progress.done, engine.progress.total) == (total, total)
+    engine.fit(p.params, p.buffers, phase(amount=Epochs(2)), 0, workers=torch.tensor([1]))
+    assert 0 < engine.progress.done == engine.progress.total < total

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from manyheads.cli.terminal import FIRST_ROUND, announced, score, score_name
+from manyheads.cli.terminal import FIRST_ROUND, score, score_name, while_waiting
 from manyheads.jobs import News
 from manyheads.units import human_seconds
 
@@ -43,7 +43,8 @@ def follow(
     if not quiet and sys.stdout.isatty():
         display = _live(tally)
     elif not quiet:
-        display, news = _lines(tally, finished, tuned), announced(news, FIRST_ROUND)
+        display = _lines(tally, finished, tuned)
+        news = while_waiting(news, lambda: f"{title}  {tally}" if tally.done else FIRST_ROUND)
     failed = {}
     try:
         with display as tell:

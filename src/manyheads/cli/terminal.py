@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain, islice
-from threading import Timer
+from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from manyheads.units import human_bytes, human_seconds
@@ -18,6 +17,9 @@ if TYPE_CHECKING:
 _PATIENCE_SECONDS = 2.0
 """How long a person waits without asking what is going on, and the shortest time between two lines."""
 
+_LONG_PATIENCE_SECONDS = 10.0
+"""The same for somebody who has seen that it works."""
+
 FIRST_ROUND = "preparing, and the first round"
 """What is going on until there is something to show: on a GPU a large net is compiled for minutes."""
 
@@ -27,17 +29,24 @@ _WIDE = 80
 Item = TypeVar("Item")
 
 
-def follow(steps: Iterable["Step"], rounds: int, notes: Sequence[str], *, quiet: bool = False) -> Iterator["Step"]:
+def follow(
+    steps: Iterable["Step"],
+    rounds: int,
+    notes: Sequence[str],
+    *,
+    within: Callable[[], str] = str,
+    quiet: bool = False,
+) -> Iterator["Step"]:
     """Pass a run's steps on and show them: as one live bar on a terminal, elsewhere as a line now and then.
 
-    ``notes`` may grow while the run goes on; each is shown once.
+    ``notes`` may grow while the run goes on; each is shown once. ``within`` tells how far a round has come.
     """
     if quiet:
         yield from steps
     elif sys.stdout.isatty():
-        yield from _with_bar(steps, rounds, notes)
+        yield from _with_bar(steps, rounds, notes, within)
     else:
-        yield from _with_lines(steps, rounds, notes)
+        yield from _with_lines(steps, rounds, notes, within)
 
 
 @contextmanager
@@ -77,17 +86,28 @@ def waiting(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, int, i
         status.stop()
 
 
-def announced(items: Iterable[Item], what: str) -> Iterator[Item]:
-    """The items; where the first of them takes long, a line says what is going on."""
-    items = iter(items)
-    timer = Timer(_PATIENCE_SECONDS, print, [f"{what} ..."], {"flush": True})
-    timer.start()
+def while_waiting(items: Iterable[Item], say: Callable[[], str]) -> Iterator[Item]:
+    """The items; while the first takes long, and later while one takes very long, a line says what is going on."""
+    heard, patience, ended = time.monotonic(), _PATIENCE_SECONDS, Event()
+
+    def watch() -> None:
+        nonlocal heard, patience
+        while not ended.wait(_PATIENCE_SECONDS):
+            if time.monotonic() - heard >= patience:
+                heard, patience = time.monotonic(), _LONG_PATIENCE_SECONDS
+                # Where nobody reads any more, the command itself will find out.
+                with suppress(OSError, ValueError):
+                    print(f"{say()} ...", flush=True)
+
+    watching = Thread(target=watch, daemon=True)
+    watching.start()
     try:
-        first = [*islice(items, 1)]
+        for item in items:
+            heard, patience = time.monotonic(), _LONG_PATIENCE_SECONDS
+            yield item
     finally:
-        timer.cancel()
-        timer.join()
-    yield from chain(first, items)
+        ended.set()
+        watching.join()
 
 
 def headline(title: str, options: Mapping[str, Any]) -> str:
@@ -215,10 +235,18 @@ class _Notes:
         self.shown = len(self.notes)
 
 
-def _with_lines(steps: Iterable["Step"], rounds: int, notes: Sequence[str]) -> Iterator["Step"]:
-    pace, news, said = _Pace(rounds), _Notes(notes, print), None
+def _with_lines(
+    steps: Iterable["Step"], rounds: int, notes: Sequence[str], within: Callable[[], str]
+) -> Iterator["Step"]:
+    pace, news, said, done = _Pace(rounds), _Notes(notes, print), None, 0
+
+    def going_on() -> str:
+        what = f"round {done + 1}/{rounds}" if done else FIRST_ROUND
+        return ": ".join(filter(None, [what, within()]))
+
     news.tell()
-    for step in announced(steps, FIRST_ROUND):
+    for step in while_waiting(steps, going_on):
+        done = step.round
         news.tell()
         line, now = pace.after(step), time.monotonic()
         if said is None or (step.record is not None and now - said >= _PATIENCE_SECONDS):
@@ -228,14 +256,26 @@ def _with_lines(steps: Iterable["Step"], rounds: int, notes: Sequence[str]) -> I
     news.tell()
 
 
-def _with_bar(steps: Iterable["Step"], rounds: int, notes: Sequence[str]) -> Iterator["Step"]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+def _with_bar(
+    steps: Iterable["Step"], rounds: int, notes: Sequence[str], within: Callable[[], str]
+) -> Iterator["Step"]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeElapsedColumn
+    from rich.table import Column
+    from rich.text import Text
 
+    class Told(ProgressColumn):
+        """The outcome of the last round and, when the next has become long, how far that has come."""
+
+        def render(self, task: Task) -> Text:
+            long = time.monotonic() - heard >= _LONG_PATIENCE_SECONDS
+            return Text("  ".join(filter(None, [task.description, within() if long else ""])))
+
+    heard = time.monotonic()
     parts = (
         BarColumn(bar_width=None, complete_style="cyan"),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
+        Told(Column(no_wrap=True)),
     )
     with Progress(*parts, expand=True) as bar:
         between = "  " if bar.console.width >= _WIDE else "\n"
@@ -243,6 +283,7 @@ def _with_bar(steps: Iterable["Step"], rounds: int, notes: Sequence[str]) -> Ite
         news = _Notes(notes, partial(bar.console.print, markup=False, highlight=False))
         news.tell()
         for step in steps:
+            heard = time.monotonic()
             news.tell()
             bar.update(task, completed=step.round, description=pace.after(step, between))
             yield step

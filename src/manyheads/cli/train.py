@@ -92,7 +92,9 @@ def train(session: "Session", *, quiet: bool) -> None:
             together = f", {count} processes" if count > 1 else ""
             where = f"{session.ctx.engine.name} engine, {session.device}{together}"
             print(f"{terminal.headline(given.algorithm.title, vars(given))} ({where})", flush=True)
-        for step in terminal.follow(steps, session.ctx.rounds, session.notes, quiet=quiet):
+        for step in terminal.follow(
+            steps, session.ctx.rounds, session.notes, within=lambda: str(session.ctx.engine.progress), quiet=quiet
+        ):
             stopped = f"stopped at round {step.round}"
     except KeyboardInterrupt:
         kept = latest_round(session.folder(out) / CHECKPOINT)

@@ -14,7 +14,7 @@ from torch import Tensor
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Plan, dropout_base, num_batches, plan
 from manyheads.engine.kernel import Batch, Kernel, point_at, set_modes, summed_loss
-from manyheads.engine.phase import Evaluation, Fit, Phase, Steps
+from manyheads.engine.phase import Evaluation, Fit, Phase, Progress, Steps
 from manyheads.engine.threads import Result, Threads
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics, twin
@@ -64,6 +64,7 @@ class LocalEngine:
         self.seeded = needs_loop(workload.model) is not None
         self.threads = Threads(1 if self.seeded else threads)
         self._own, self._replicas = threading.local(), WeakSet[Split]()
+        self.progress = Progress()
 
     def place(self, leaves: Params) -> Params:
         return {name: leaf.to(self.device) for name, leaf in leaves.items()}
@@ -76,6 +77,7 @@ class LocalEngine:
         tracked = clone(buffers)
         loss = torch.full((len(sizes),), float("nan"), dtype=self.dtype, device=self.device)
         batches = {row: num_batches(sizes[row], phase.amount, self.work.source) for row in rows}
+        self.progress = Progress(total=sum(batches.values()))
         # Workers of like length end together, so that no row of a chunk waits for another.
         order = sorted((row for row in rows if batches[row]), key=lambda row: (-self._width(row), -batches[row]))
         alike = [list(same) for _, same in groupby(order, self._width)]
@@ -163,6 +165,7 @@ class LocalEngine:
             active = len(batch.count)
             sums[:active] += kernel.step(batch)
             seen[:active] += batch.count
+            self.progress.done += active
         if several:
             for name, leaf in select(params, phase.update).items():
                 moved[name][rows] = leaf

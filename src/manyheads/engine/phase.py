@@ -88,6 +88,17 @@ class Evaluation:
     count: Tensor
 
 
+@dataclass
+class Progress:
+    """How far the phase that is going on has come, for people who wait: mini-batches, over all hosted workers."""
+
+    done: int = 0
+    total: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.done:,} of {self.total:,} mini-batches" if self.total else ""
+
+
 EngineName = Literal["auto", "loop", "batched", "cuda-graphs"]
 """What a user may ask for; ``auto`` is the fastest of the others."""
 
@@ -96,6 +107,8 @@ class Engine(Protocol):
     """How local phases run: the only code that touches forward and backward. Pure: no argument is changed."""
 
     name: str
+    progress: Progress
+    """Nothing where a phase is over sooner than anybody asks."""
 
     def place(self, leaves: Params) -> Params:
         """Leaves put where the workers' rows are kept."""

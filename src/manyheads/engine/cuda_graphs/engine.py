@@ -29,7 +29,7 @@ from manyheads.engine.cuda_graphs.stacked import StackedTrainer, has_convolution
 from manyheads.engine.cuda_graphs.task import Task, Trainer
 from manyheads.engine.cuda_graphs.training import SlotTrainer
 from manyheads.engine.kernel import set_modes
-from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Steps
+from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Progress, Steps
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.models.dropout import dropouts
@@ -78,6 +78,7 @@ class CudaGraphsEngine:
         self.rows_on_host = rows_on_host
         """Whether the state should be kept in pinned host memory; rows are taken from wherever they are."""
         self.notes: list[str] = [] if notes is None else notes
+        self.progress = Progress()
         self.vmaps = True
         """Until a net turns out to have an operation without a rule for many workers at once."""
         self._trainers: dict[Hashable, Trainer] = {}
