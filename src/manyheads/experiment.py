@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
-from manyheads.algorithms.base import Schedule, twins
+from manyheads.algorithms.base import Exchange, Schedule, twins
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
@@ -271,6 +271,8 @@ def check_options(algorithm: Algorithm) -> None:
         raise UserError(
             f"{kind.__name__} is called '{algorithm.name}', as another algorithm is: give it a name of its own."
         )
+    if algorithm.exchange not in (allowed := get_args(Exchange)):
+        raise unknown(f"exchange of {kind.__name__}", str(algorithm.exchange), allowed)
     # Once more for one of the user's whose __post_init__ leaves that out.
     settle(algorithm)
     values, defaults = asdict(algorithm), option_defaults(kind)

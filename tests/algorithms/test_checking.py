@@ -39,6 +39,11 @@ def without_head(state: State) -> State:
 
 BROKEN = {
     "local gives no (State, Log): return both": {"local": lambda self, state, round, ctx: state},
+    "local gives no (State, Log): return both, as": {"local": lambda self, state, round, ctx: (state, None)},
+    ": leave shapes and types as they are": {
+        "mix": lambda self, state, round, ctx: replace(state, params={n: p.float() for n, p in state.params.items()})
+    },
+    "models gives a NoneType: return a State": {"models": lambda self, state, ctx: None},
     "local gives a dict: return a State": {"local": lambda self, state, round, ctx: (state.params, {})},
     "mix gives a NoneType: return a State": {"mix": lambda self, state, round, ctx: None},
     "mix loses head.fc2.bias": {"mix": lambda self, state, round, ctx: without_head(state)},
@@ -75,6 +80,11 @@ def test_a_phase_names_groups_that_there_are(lab: SimpleNamespace) -> None:
     assert ctx.known({"track", "head", "representation"}, state) == {"track", "head", "representation"}
     with pytest.raises(UserError, match=r"unknown group .body.\. Allowed: head, representation, track"):
         ctx.known({"body"}, state)
+
+
+def test_whom_it_exchanges_with_is_one_of_three() -> None:
+    with pytest.raises(UserError, match=r"unknown exchange of Odd 'sever'\. Did you mean 'server'"):
+        Experiment(algorithm=dataclass(frozen=True, kw_only=True)(type("Odd", (Sound,), {"exchange": "sever"}))())
 
 
 def test_a_class_that_is_no_dataclass() -> None:

@@ -276,6 +276,18 @@ def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("without_pictures")
+def test_runs_that_no_report_is_about_are_in_nobodys_way(capsys: pytest.CaptureFixture) -> None:
+    """As one that failed: the command that wrote the report goes on to do so."""
+    words = ["compare", "deprl", *SMALL, "--seeds", "1", "--clip", "0", "--out", "all", "--lr"]
+    assert main([*words, "1e30"]) == 2
+    for _ in range(2):
+        assert main([*words, "0.1"]) == 0
+    assert len(list(Path("all").glob("deprl-*"))) == 2
+    assert main([*words, "0.2"]) == 2
+    assert "holds a report on runs that are not asked for here" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_pictures")
 def test_rates_that_were_tuned_may_change_and_the_report_with_them(capsys: pytest.CaptureFixture) -> None:
     words = ["deprl", *SMALL, "--seeds", "1", "--out", "all"]
     found = []

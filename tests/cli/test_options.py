@@ -139,3 +139,10 @@ def test_grid() -> None:
         experiments(_parse("d-psgd", "local", "--head-epochs", "1", several=True))
     with pytest.raises(UserError, match="--relabel: unknown value 'maybe'"):
         _parse("deprl", "--relabel", "maybe", several=True)
+
+
+def test_a_graph_of_ones_own_takes_no_weights_over_from_another_run(tmp_path: Path) -> None:
+    path, own = tmp_path / "experiment.json", "links:0-1=0.3,1-2=0.3"
+    path.write_text(Experiment(weights="lazy").to_json())
+    found = [_one("deprl", "--from", str(path), *graph) for graph in ([], ["--graph", "full"], ["--graph", own])]
+    assert [each.weights for each in found] == ["lazy", "lazy", None]

@@ -145,7 +145,8 @@ class Context:
     def known(self, groups: Iterable[str], state: State) -> frozenset[str]:
         """Some groups, which must be the net's or the state's: a misspelt one would own nothing, and go unnoticed."""
         there = {"representation", *self.model.head_names, *map(group, state.params)}
-        for name in (named := frozenset(groups)) - there:
+        named = frozenset([groups] if isinstance(groups, str) else groups)
+        for name in sorted(named - there):
             raise unknown("group", name, there)
         return named
 
@@ -196,7 +197,7 @@ class Algorithm(ABC):
     @property
     def uses_sizes(self) -> bool:
         """Whether it looks at how many samples all workers have, which are then told even where data stay at sites."""
-        return False
+        return self.exchange == "server"
 
     @property
     def head_passes(self) -> int:

@@ -1,6 +1,6 @@
 """What an algorithm gives back, looked at before it is used: it may be the user's own, and mistaken."""
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State
+from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
 from manyheads.errors import UserError
 from manyheads.models.split import statistics
 from manyheads.tree import shapes
@@ -9,7 +9,7 @@ from manyheads.tree import shapes
 def trained_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> tuple[State, Log]:
     """The state after local work, and its log."""
     found = algorithm.local(state, round, ctx)
-    if not isinstance(found, tuple) or len(found) != 2:
+    if not (isinstance(found, tuple) and len(found) == 2 and _is_log(found[1])):
         raise UserError(f"{algorithm.name}: local gives no (State, Log): return both, as run_phases does.")
     return _whole(found[0], f"{algorithm.name}: local", state), found[1]
 
@@ -21,7 +21,8 @@ def mixed_state(algorithm: Algorithm, state: State, round: int, ctx: Context) ->
 
 def check_models(algorithm: Algorithm, state: State, ctx: Context) -> None:
     """What workers deploy must fit the net, or nobody could use it in the end."""
-    models = algorithm.models(state, ctx)
+    if not isinstance(models := algorithm.models(state, ctx), State):
+        raise UserError(f"{algorithm.name}: models gives a {type(models).__name__}: return a State.")
     given = {name: leaf.shape[1:] for name, leaf in {**models.params, **models.buffers}.items()}
     wanted = shapes({**dict(ctx.model.named_parameters()), **statistics(ctx.model)})
     for name in sorted({*given, *wanted}):
@@ -38,4 +39,12 @@ def _whole(found: State, where: str, before: State) -> State:
         if changed := sorted(had.keys() ^ has.keys()):
             lost = changed[0] in had
             raise UserError(f"{where} {'loses' if lost else 'adds'} {changed[0]}: a state has the leaves of its first.")
+        for name, leaf in has.items():
+            if (leaf.shape, leaf.dtype) != (had[name].shape, had[name].dtype):
+                was, now = (f"{each.dtype} {list(each.shape)}" for each in (had[name], leaf))
+                raise UserError(f"{where} makes {name} {now}, and it was {was}: leave shapes and types as they are.")
     return found
+
+
+def _is_log(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(work, Work) for work in found.values())

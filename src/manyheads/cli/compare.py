@@ -120,12 +120,9 @@ def run(args: argparse.Namespace) -> None:
 def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None:
     """Refuse a folder with a report on runs that are not asked for now: another would take its place without them."""
     from manyheads.experiment import flat
-    from manyheads.report.page import NAME
-    from manyheads.store import Run
-    from manyheads.store.layout import EXPERIMENT
+    from manyheads.report.spreadsheets import reported
+    from manyheads.store.layout import EXPERIMENT, read_description
 
-    if not (folder / NAME).exists():
-        return
     # Runs go on to more rounds, and tuning may come to other rates.
     free = {"rounds", "lr", "head_lr"} if tuned else {"rounds"}
 
@@ -133,11 +130,12 @@ def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None
         return json.dumps({name: it for name, it in flat(description).items() if name not in free}, sort_keys=True)
 
     asked = {key(job.experiment.describe()) for job in jobs}
-    for path in sorted(folder.glob(f"*/{EXPERIMENT}")):
-        if key(Run.open(path.parent).description) not in asked:
+    for run in reported(folder):
+        path = folder / run / EXPERIMENT
+        if path.exists() and key(read_description(path)) not in asked:
             raise UserError(
-                f"{folder} holds a report on runs that are not asked for here, as {path.parent.name}:"
-                " ask for them, too, or choose another --out."
+                f"{folder} holds a report on runs that are not asked for here, as {run}: ask for them, too, or choose"
+                " another --out."
             )
 
 

@@ -21,6 +21,7 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe
 from manyheads.store.layout import EXPERIMENT
+from manyheads.topology import parse_graph
 
 _SECTIONS = {
     "data": "data and net",
@@ -156,6 +157,9 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
             raise UserError(
                 f"{flag(name)} is an option of {', '.join(owners)}, not of {', '.join(names)}: leave it out."
             )
+    if base is not None and "graph" in args and any(parse_graph(graph).weighted for graph in _listed(args.graph)):
+        # Those of the other run were its graph's.
+        base = replace(base, weights=None)
     starts = [apply(args.preset, _with_algorithm(base or Experiment(), REGISTRY[name])) for name in names]
     return [
         replace(start, algorithm=algorithm, **values)

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from manyheads.report.collect import Finished
@@ -14,13 +15,14 @@ from manyheads.report.rates import tried
 from manyheads.report.table import COLUMNS
 
 Line = dict[str, Any]
+RUNS = "runs.csv"
 
 
 def csv_files(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """(name, text) of every file."""
     yield "comparison.csv", _csv(_comparison(comparison))
     yield "curves.csv", _csv(_curves(comparison))
-    yield "runs.csv", _csv(_of_runs(comparison, lambda run: [_plain(run.summary)]))
+    yield RUNS, _csv(_of_runs(comparison, lambda run: [_plain(run.summary)]))
     yield "rounds.csv", _csv(_of_runs(comparison, lambda run: run.metrics))
     yield "workers.csv", _csv(_of_runs(comparison, _workers))
     yield "mixing.csv", _csv(_of_runs(comparison, _mixing))
@@ -28,6 +30,15 @@ def csv_files(comparison: Comparison) -> Iterator[tuple[str, str]]:
     if rates := tried(comparison):
         yield "rates.csv", _csv(map(asdict, rates))
     yield from _similarities(comparison)
+
+
+def reported(folder: Path) -> list[str]:
+    """The folders of the runs that the report in a comparison's folder is about; none where there is no report."""
+    path = folder / "csv" / RUNS
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return [line["folder"] for line in csv.DictReader(file) if line.get("folder")]
 
 
 def _comparison(comparison: Comparison) -> Iterator[Line]:

@@ -70,7 +70,7 @@ class OwnLinks:
             if self.weighted:
                 worker, total = max(_sums(links).items(), key=lambda item: item[1])
                 if total > _MOST:
-                    raise UserError(f"graph {self}: worker {worker}'s weights come to {total:.6g}: give at most 1.")
+                    raise UserError(f"graph {self}: worker {worker}'s weights come to {total:.9g}: give at most 1.")
 
     def arrays(self, round: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """(one end, the other, weight or None) of the links of a round, each [links]."""
