@@ -146,3 +146,10 @@ def test_a_graph_of_ones_own_takes_no_weights_over_from_another_run(tmp_path: Pa
     path.write_text(Experiment(weights="lazy").to_json())
     found = [_one("deprl", "--from", str(path), *graph) for graph in ([], ["--graph", "full"], ["--graph", own])]
     assert [each.weights for each in found] == ["lazy", "lazy", None]
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_passes_and_steps_exclude_each_other_even_where_the_passes_are_the_default(several: bool) -> None:
+    words = ["deprl", "--head-epochs", "2", "--head-steps", "3"]
+    with pytest.raises(UserError, match="--head-epochs and --head-steps exclude each other: give one"):
+        experiments(_parse(*words, several=several))

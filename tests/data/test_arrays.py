@@ -232,3 +232,13 @@ def test_damage_anywhere_in_an_npz_is_told_without_advice_to_unpickle_it(tmp_pat
     numbered = np.zeros(50, dtype=[("part", "U5")])
     with pytest.raises(UserError, match="split must say 'train' or 'test'"):
         load(save(tmp_path, x=X, y=Y, split=numbered))
+
+
+def test_labels_of_another_kind_are_told_what_to_become() -> None:
+    x = np.zeros((4, 2))
+    for y, says in (
+        (np.array(list("abab")), "number words by numpy.unique"),
+        (np.eye(4, dtype=int), "in Python floats"),
+    ):
+        with pytest.raises(UserError, match=says):
+            arrays.from_arrays(x, y)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
-
 _CHUNK = 128
 
 _ABOUT = """\

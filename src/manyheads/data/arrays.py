@@ -237,12 +237,9 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
         wanted = "[samples, features], as x[:, None] is" if inputs.ndim == 1 else "[samples, ...]"
         raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}; give numbers {wanted}.")
     if targets.ndim < 1 or targets.dtype.kind not in "buif" or (targets.dtype.kind != "f" and targets.ndim > 1):
-        words = targets.dtype.kind in "US"
-        other = (
-            "number words by numpy.unique(y, return_inverse=True)[1]"
-            if words
-            else ("or in Python floats [samples, ...] and a loss, as for a regression or several labels a sample")
-        )
+        other = "or in Python floats [samples, ...] and a loss, as for a regression or several labels a sample"
+        if targets.dtype.kind in "US":
+            other = "number words by numpy.unique(y, return_inverse=True)[1]"
         raise UserError(f"{where}: y is {targets.dtype} {list(targets.shape)}; give whole numbers [samples]; {other}.")
     if len(inputs) != len(targets):
         raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target a sample.")
