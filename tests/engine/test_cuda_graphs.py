@@ -1,7 +1,10 @@
 """The engine for GPUs against the plain loop: step by step on a CPU, recorded on a GPU."""
 
 import gc
+import logging
+import warnings
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -363,6 +366,26 @@ def test_without_a_compiler_images_go_through_slots(monkeypatch: pytest.MonkeyPa
     sides.check(PHASES["whole"])
     assert sides.ours.notes == ["torch.compile failed (no C compiler here): running without it, which is slower."]
     assert not sides.ours.stack_images
+
+
+def test_what_a_compiler_remarks_reaches_nobody(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Tests turn warnings into errors, as users' may: none of them is a reason to do without compiled code."""
+    asked = []
+
+    def talkative(function: Callable, **_: object) -> Callable:
+        warnings.warn("online softmax is disabled", stacklevel=1)
+        logging.getLogger("torch.utils._sympy.interp").warning("failed while executing pow_by_natural")
+        asked.append(function)
+        return function
+
+    monkeypatch.setattr(torch, "compile", talkative)
+    monkeypatch.setattr("manyheads.engine.cuda_graphs.engine.keeps_dropout", lambda device: True)
+    sides = Sides(make_model("images", torch.float64), "cpu", precision="float64")
+    sides.ours.compile = True
+    sides.check(PHASES["whole"])
+    assert asked and sides.ours.compile and not sides.ours.notes and not caplog.records
 
 
 @pytest.mark.gpu

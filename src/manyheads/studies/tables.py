@@ -68,8 +68,8 @@ def _report(table: int, results: Results, report: Report) -> None:
     beside = "; below it the paper's number and how far ours is from it" if paper.keys() & asked else ""
     report.parts.append(
         f"Each cell: accuracy in percent, the mean over workers and then over seeds (± deviation over seeds){beside}. "
-        "**Bold**: our best on that graph. *Floor*: what naming each worker's most frequent class scores. Methods are "
-        "compared over the seeds that both, or all, were run with."
+        "**Bold**: our best of those run on that graph. *Floor*: what naming each worker's most frequent class scores. "
+        "Methods are compared over the seeds that both, or all, were run with."
     )
     if table == 4:
         report.parts.append("New workers take what the server has: Ditto's is FedAvg's model, and so are its numbers.")

@@ -1,7 +1,10 @@
 """torch.compile where it pays: on a GPU, unless the environment says MANYHEADS_COMPILE=0."""
 
+import logging
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any, TypeVar, cast
 
@@ -13,6 +16,8 @@ from manyheads.models.dropout import dropout_mask
 Function = TypeVar("Function", bound=Callable)
 
 _SPECIALISATIONS = 64
+_TALKATIVE = logging.getLogger("torch.utils._sympy.interp")
+"""Says many times that it cannot bound a power, which it then does without."""
 
 
 def wanted(device: torch.device) -> bool:
@@ -35,6 +40,19 @@ def compiled(function: Function, on: bool, *, dynamic: bool | None = False, hash
         # Dropout hashes positions with products modulo 2^64, which must not be worked out symbolically.
         options["constant_and_index_propagation"] = False
     return cast(Function, torch.compile(function, dynamic=dynamic, options=options))
+
+
+@contextmanager
+def without_remarks() -> Iterator[None]:
+    """Inside, the compiler keeps its remarks on its work to itself: where warnings are errors, they would stop it."""
+    level = _TALKATIVE.level
+    _TALKATIVE.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        _TALKATIVE.setLevel(level)
 
 
 @cache

@@ -14,7 +14,7 @@ from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import num_batches
 from manyheads.engine.chain import is_chain
-from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted
+from manyheads.engine.cuda_graphs.compiled import keeps_dropout, wanted, without_remarks
 from manyheads.engine.cuda_graphs.feed import Entries, Pool, upload
 from manyheads.engine.cuda_graphs.footprint import output_shape
 from manyheads.engine.cuda_graphs.forward import WIDTH, Extraction, Scoring, forward_slot
@@ -207,9 +207,10 @@ class CudaGraphsEngine:
         if not self.compile:
             return make()
         try:
-            if any(layer.p > 0 for layer in dropouts(self.work.model).values()) and not keeps_dropout(self.device):
-                raise RuntimeError("compiled dropout masks differ")
-            return make()
+            with without_remarks():
+                if any(layer.p > 0 for layer in dropouts(self.work.model).values()) and not keeps_dropout(self.device):
+                    raise RuntimeError("compiled dropout masks differ")
+                return make()
         except UserError:
             raise
         except Exception as error:
