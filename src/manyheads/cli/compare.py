@@ -164,7 +164,7 @@ def _conclude(
 
 def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", folder: Path, *, quiet: bool) -> "dict[str, News]":
     """Choose the rates; gives what failed with all of them, by label."""
-    failed = _run([job for tuning in tuned for job in tuning.jobs], runtime, "tuning", quiet=quiet)
+    failed = _run([job for tuning in tuned for job in tuning.jobs], runtime, "tuning", validation=True, quiet=quiet)
     for label, news in failed.items():
         # Rates that are too high lose; whatever else goes wrong must not decide which rates are best.
         if not news.diverged:
@@ -175,7 +175,13 @@ def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", folder: Path, *, quiet:
 
 
 def _run(
-    jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, tuned: bool = False, quiet: bool
+    jobs: "Sequence[Job]",
+    runtime: "Runtime",
+    title: str,
+    *,
+    validation: bool = False,
+    tuned: bool = False,
+    quiet: bool,
 ) -> "dict[str, News]":
     """Run jobs and show it; those that failed, by label."""
     from manyheads.cli.board import Shown, follow
@@ -184,7 +190,7 @@ def _run(
     shown = [Shown(job.label, job.rounds) for job in jobs]
     finished = sum(job.finished for job in jobs)
     with closing(run_jobs(jobs, runtime)) as news:
-        return follow(news, shown, title, finished=finished, validation=title == "tuning", tuned=tuned, quiet=quiet)
+        return follow(news, shown, title, finished=finished, validation=validation, tuned=tuned, quiet=quiet)
 
 
 def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
