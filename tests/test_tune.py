@@ -29,7 +29,7 @@ def _experiments(*seeds: int, **changes: object) -> list[Experiment]:
 
 def _pretend(tuning: Tuning, scores: Sequence[float | None]) -> None:
     """Leave on disk what finished runs with these validation accuracies would; None: the run failed."""
-    for job, score in zip(tuning.jobs, scores, strict=True):
+    for (job, *_), score in zip(tuning.jobs, scores, strict=True):
         if not job.path.exists():
             _made(job.path, job.experiment, score)
 
@@ -68,11 +68,14 @@ def test_every_setting_is_tuned_once_with_the_same_grid(tmp_path: Path) -> None:
     assert [tuning.label for tuning in found] == ["deprl, graph ring", "deprl, graph full", "local"]
     assert [tuning.title for tuning in found] == ["DePRL, graph ring", "DePRL, graph full", "Local"]
     for tuning in found:
-        assert tuning.experiment.seed == 5
-        assert [job.experiment.lr for job in tuning.jobs] == [0.05, 0.1, 0.2, 0.4, 0.8]
-        assert [job.experiment.head_lr for job in tuning.jobs] == [0.05, 0.1, 0.2, 0.4, 0.8]
-        assert all(job.path.parent == tmp_path / TUNING for job in tuning.jobs)
-        assert {replace(job.experiment, lr=0.2, head_lr=0.2) for job in tuning.jobs} == {tuning.experiment}
+        assert [job.experiment.seed for job in tuning.tries] == [5] * 5
+        assert [job.experiment.lr for job in tuning.tries] == [0.05, 0.1, 0.2, 0.4, 0.8]
+        assert [job.experiment.head_lr for job in tuning.tries] == [0.05, 0.1, 0.2, 0.4, 0.8]
+        for jobs in tuning.jobs:
+            assert [job.experiment.seed for job in jobs] == [5, 1, 12]
+            assert len({replace(job.experiment, seed=5) for job in jobs}) == 1
+            assert all(job.path.parent == tmp_path / TUNING for job in jobs)
+        assert {replace(job.experiment, lr=0.2, head_lr=0.2) for job in tuning.tries} == {tuning.experiment}
 
 
 @pytest.mark.parametrize(
@@ -95,19 +98,41 @@ def test_choice(tmp_path: Path, scores: list[float | None], best: int | None, at
     assert rates == ([] if best is None else [((0.1, 0.2, 0.4)[best],) * 2] * 2)
 
 
+def test_luck_with_the_first_seed_wins_nothing(tmp_path: Path) -> None:
+    """By rate and seed: what each would score, None where it fails."""
+    scores = {(0.1, 1): 0.7, (0.2, 1): 0.8, (0.2, 2): 0.8, (0.2, 3): 0.7, (0.4, 1): 0.9, (0.4, 2): 0.9, (0.4, 3): 0.1}
+    scores |= {(0.8, 1): 0.85, (0.8, 2): None, (0.8, 3): 0.9}
+    (tuning,) = tunings(_experiments(1, 2, 3)[:3], (0.5, 1, 2, 4), tmp_path)
+    made, jobs = [], tuning.tries
+    while jobs:
+        for job in jobs:
+            rate = job.experiment.lr, job.experiment.seed
+            _made(job.path, job.experiment, scores[rate])
+            made.append(rate)
+            if scores[rate] is None:
+                tuning.failed.add(job.label)
+        jobs = tuning.undecided
+    firsts = [(0.1, 1), (0.2, 1), (0.4, 1), (0.8, 1)]
+    assert made == [*firsts, (0.4, 2), (0.4, 3), (0.8, 2), (0.8, 3), (0.2, 2), (0.2, 3)]
+    assert tuning.scores == [0.7, pytest.approx(2.3 / 3), pytest.approx(1.9 / 3), None]
+    assert tuning.chosen.lr == 0.2
+    tuning.settle()
+    assert {key for key, place in _places(tmp_path).items() if place == "."} == {("deprl", n, 0.2) for n in (1, 2, 3)}
+
+
 def test_the_chosen_run_moves_to_its_place(tmp_path: Path) -> None:
     (tuning,) = tunings(_experiments(1)[:1], (0.5, 1), tmp_path)
     _pretend(tuning, [0.2, 0.3])
     chosen = tuning.chosen
-    tuning.settle(tmp_path)
+    tuning.settle()
     (moved,) = tmp_path.glob("deprl-*")
     assert moved.name == f"deprl-{chosen.run_id}"
-    assert [path.name for path in (tmp_path / TUNING).iterdir()] == [tuning.jobs[0].path.name]
+    assert [path.name for path in (tmp_path / TUNING).iterdir()] == [tuning.jobs[0][0].path.name]
 
     (again,) = tunings(_experiments(1)[:1], (0.5, 1), tmp_path)
-    assert again.jobs[1].path == moved
+    assert again.jobs[1][0].path == moved
     assert again.scores == [0.2, 0.3]
-    again.settle(tmp_path)
+    again.settle()
     assert moved.exists()
 
 
@@ -116,7 +141,7 @@ LAST, BEFORE = TUNING, f"{TUNING}/{EARLIER}"
 
 def _comparison(folder: Path) -> None:
     """One that was tuned and run with two seeds, beside what is no part of it."""
-    _tuned(folder, {0.5: 0.2, 1: 0.3}, 1, 12).settle(folder)
+    _tuned(folder, {0.5: 0.2, 1: 0.3}, 1, 12).settle()
     deprl = _experiments(12)[0]
     _made(folder / directory_name(deprl), deprl)
     local = replace(_experiments(1)[2], lr=7.0)
@@ -131,52 +156,54 @@ def test_rates_chosen_before_leave_the_comparison_and_come_back(tmp_path: Path) 
     _comparison(tmp_path)
     assert _places(tmp_path) == OTHERS | {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): ".", ("deprl", 12, 0.2): "."}
 
-    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.4}, 1, 12).settle(tmp_path)
-    wider = {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): LAST, ("deprl", 12, 0.2): BEFORE, ("deprl", 1, 0.4): "."}
+    wide = _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.6}, 1, 12)
+    assert wide.scores == [0.2, 0.4, 0.6], "of two seeds the mean"
+    wide.settle()
+    wider = {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): LAST, ("deprl", 12, 0.2): LAST, ("deprl", 1, 0.4): "."}
     assert _places(tmp_path) == OTHERS | wider
 
     again = _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1, 12)
-    assert again.scores == [0.2, 0.3]
-    again.settle(tmp_path)
+    assert again.scores == [0.2, 0.4]
+    again.settle()
     narrower = {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): ".", ("deprl", 12, 0.2): ".", ("deprl", 1, 0.4): BEFORE}
     assert _places(tmp_path) == OTHERS | narrower
 
 
-def test_tries_with_another_seed_are_no_part_of_the_last_tuning(tmp_path: Path) -> None:
-    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.1}, 2).settle(tmp_path)
-    _tuned(tmp_path, {0.5: 0.4, 1: 0.3, 2: 0.1}, 1, 2).settle(tmp_path)
+def test_tries_with_a_seed_that_nobody_asks_for_are_no_part_of_the_last_tuning(tmp_path: Path) -> None:
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.1}, 2).settle()
+    _tuned(tmp_path, {0.5: 0.6, 1: 0.3, 2: 0.1}, 1, 2).settle()
     assert _places(tmp_path) == {
         ("deprl", 1, 0.1): ".",
         # It need not be run again.
         ("deprl", 2, 0.1): ".",
         ("deprl", 1, 0.2): LAST,
         ("deprl", 1, 0.4): LAST,
-        ("deprl", 2, 0.2): BEFORE,
-        ("deprl", 2, 0.4): BEFORE,
+        ("deprl", 2, 0.2): LAST,
+        ("deprl", 2, 0.4): LAST,
     }
-    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.1}, 3).settle(tmp_path)
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.1}, 3).settle()
     assert _places(tmp_path)["deprl", 2, 0.2] == BEFORE, "nobody asked for this seed"
 
 
 def test_a_seed_that_was_run_before_stays_in_the_comparison(tmp_path: Path) -> None:
     _comparison(tmp_path)
-    _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle(tmp_path)
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle()
     assert _places(tmp_path)["deprl", 12, 0.2] == "."
 
 
 def test_both_rates_are_chosen(tmp_path: Path) -> None:
     other = replace(_experiments(1)[0], head_lr=0.4)
     _made(tmp_path / directory_name(other), other)
-    _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle(tmp_path)
+    _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle()
     assert (tmp_path / BEFORE / directory_name(other)).exists()
 
 
 @pytest.mark.parametrize("done", range(3))
 def test_killed_while_runs_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, done: int) -> None:
-    scores = {0.5: 0.2, 1: 0.3, 2: 0.4}
+    scores = {0.5: 0.2, 1: 0.3, 2: 0.6}
     for name in ("killed", "whole"):
         _comparison(tmp_path / name)
-    _tuned(tmp_path / "whole", scores, 1, 12).settle(tmp_path / "whole")
+    _tuned(tmp_path / "whole", scores, 1, 12).settle()
     left, rename = [None] * done, Path.rename
 
     def dying(path: Path, target: Path) -> Path:
@@ -188,28 +215,28 @@ def test_killed_while_runs_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     tuning = _tuned(tmp_path / "killed", scores, 1, 12)
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Path, "rename", dying)
-        tuning.settle(tmp_path / "killed")
+        tuning.settle()
     assert _places(tmp_path / "killed").keys() == _places(tmp_path / "whole").keys()
     for _ in range(2):
-        _tuned(tmp_path / "killed", scores, 1, 12).settle(tmp_path / "killed")
+        _tuned(tmp_path / "killed", scores, 1, 12).settle()
         assert _places(tmp_path / "killed") == _places(tmp_path / "whole")
 
 
 def test_a_run_that_was_made_twice_is_kept_twice(tmp_path: Path) -> None:
     tuning = _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1)
-    tuning.settle(tmp_path)
-    lost = tuning.jobs[0].path
+    tuning.settle()
+    lost = tuning.jobs[0][0].path
     shutil.copytree(lost, tmp_path / lost.name)
     for _ in range(2):
-        _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle(tmp_path)
+        _tuned(tmp_path, {0.5: 0.2, 1: 0.3}, 1).settle()
         found = {path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("summary.json")}
-        assert found == {tuning.jobs[1].path.name, f"{LAST}/{lost.name}", f"{BEFORE}/{lost.name}-2"}
+        assert found == {tuning.jobs[1][0].path.name, f"{LAST}/{lost.name}", f"{BEFORE}/{lost.name}-2"}
 
 
 def test_shards_too_small_for_a_validation_part(tmp_path: Path) -> None:
     (tuning,) = tunings(_experiments(1, validation=0.01)[:1], (1,), tmp_path)
     _pretend(tuning, [0.5])
-    summary = tuning.jobs[0].path / "summary.json"
+    summary = tuning.jobs[0][0].path / "summary.json"
     summary.write_text(summary.read_text().replace("0.5", "null"))
     with pytest.raises(UserError, match=r"--validation 0\.01 leaves no worker a sample to tune on"):
         _ = tuning.scores

@@ -1,11 +1,11 @@
 """Rates chosen on the validation split: the same grid for every algorithm, around what its experiment has."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import count
+from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from math import isfinite, log
 from pathlib import Path
+from statistics import mean
 
 from manyheads.compare import directory_name, labels, not_to_be_tuned
 from manyheads.errors import UserError
@@ -23,22 +23,45 @@ class Tuning:
     """One algorithm in one setting, and the runs its rates are chosen by."""
 
     experiment: Experiment
-    """Complete, with the rates that the factors multiply and the seed that they are chosen with."""
+    """Complete, with the rates that the factors multiply."""
     label: str
     factors: tuple[float, ...]
-    jobs: tuple[Job, ...]
-    """One for each factor."""
     seeds: tuple[int, ...]
-    """Those that are run with the chosen rates, the one they are chosen with first."""
+    folder: Path
+    """That of the comparison."""
+    failed: set[str] = field(default_factory=set)
+    """The labels of jobs that were run and failed, as they do with rates too high."""
 
-    @cached_property
+    @property
+    def jobs(self) -> list[list[Job]]:
+        """For each factor one for each seed, wherever its run lies now."""
+        return [[self._job(factor, seed) for seed in self.seeds] for factor in self.factors]
+
+    @property
+    def tries(self) -> list[Job]:
+        """Every factor with the first seed, and whatever else there is of a tuning before."""
+        return [job for jobs in self.jobs for job in jobs if job is jobs[0] or job.finished]
+
+    @property
+    def undecided(self) -> list[Job]:
+        """What is to be run of the factor that is best so far; nothing: it stands.
+
+        If its mean over all seeds is below what another has scored, that one is the best, and to be run with all of
+        them. So luck with the first seed wins nothing, and where there was none, no run is made that the comparison
+        does not need.
+        """
+        if self.best is None:
+            return []
+        return [job for job in self.jobs[self.best] if not job.finished]
+
+    @property
     def scores(self) -> list[float | None]:
-        """Validation accuracy after the last round, factor by factor; None: the run failed, as rates too high do."""
-        return [_validation(job) for job in self.jobs]
+        """Validation accuracy after the last round, its mean over the seeds so far; None: a run failed."""
+        return [self._score(jobs) for jobs in self.jobs]
 
-    @cached_property
+    @property
     def best(self) -> int | None:
-        """The factor with the highest score, of equal ones the nearest to 1; None: every run failed."""
+        """The factor with the highest score, of equal ones the nearest to 1; None: all failed."""
         ranked = [
             (score, -abs(log(factor)), place)
             for place, (score, factor) in enumerate(zip(self.scores, self.factors, strict=True))
@@ -61,9 +84,9 @@ class Tuning:
     def chosen(self) -> Experiment:
         """The experiment with the best rates."""
         assert self.best is not None
-        return self.jobs[self.best].experiment
+        return self.jobs[self.best][0].experiment
 
-    def settle(self, folder: Path) -> None:
+    def settle(self) -> None:
         """Give every run that differs from the best one in rates and seed alone its place.
 
         That is in the comparison for the best rates, and outside of it for the others, which an earlier tuning may
@@ -72,8 +95,9 @@ class Tuning:
         """
         if self.best is None:
             return
+        folder, chosen = self.folder, self.chosen
         earlier = folder / TUNING / EARLIER
-        tried = {job.path.name for job in self.jobs}
+        tried = {job.path.name for job in chain(*self.jobs)}
         found: dict[str, list[Path]] = {}
         for place in _places(folder):
             for path in place.glob(f"{self.experiment.algorithm.name}-*"):
@@ -85,11 +109,27 @@ class Tuning:
                 # The same run twice, made again with rates that had lost: it must not be in the way, nor be lost.
                 number = next(n for n in count(2) if not (earlier / f"{name}-{n}").exists())
                 _move(copy, earlier / f"{name}-{number}")
-            best = (other.lr, other.head_lr) == (self.chosen.lr, self.chosen.head_lr)
+            best = (other.lr, other.head_lr) == (chosen.lr, chosen.head_lr)
             if best and (other.seed in self.seeds or path.parent == folder):
                 _move(path, folder / name)
             else:
                 _move(path, (folder / TUNING if name in tried else earlier) / name)
+
+    def _job(self, factor: float, seed: int) -> Job:
+        before = self.experiment.recipe
+        rates = {"lr": _times(before.lr, factor), "head_lr": _times(before.head_lr, factor)}
+        candidate = replace(self.experiment, seed=seed, **rates)
+        name = directory_name(candidate)
+        found = (place / name for place in _places(self.folder))
+        path = next((path for path in found if path.exists()), self.folder / TUNING / name)
+        label = f"{self.label}, rates × {factor:g}"
+        return Job(candidate, path, f"{label}, seed {seed}" if len(self.seeds) > 1 else label)
+
+    def _score(self, jobs: Sequence[Job]) -> float | None:
+        if any(job.label in self.failed for job in jobs):
+            return None
+        scores = [_validation(job) for job in jobs if job.finished]
+        return mean(scores) if scores else None
 
     def _but_for_rates(self, path: Path) -> Experiment | None:
         """What was run in a folder of a comparison; None: it differs in more than rates and seed."""
@@ -103,7 +143,7 @@ class Tuning:
 
 
 def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder: Path) -> list[Tuning]:
-    """What has to be tuned before complete experiments can run: each setting once, with the first one's seed."""
+    """What has to be tuned before complete experiments can run: each setting once."""
     grid = tuple(sorted(set(factors)))
     if not (grid[0] > 0 and isfinite(grid[-1])):
         raise UserError(f"--tune {' '.join(f'{f:g}' for f in grid)}: give factors above 0, such as 0.5 1 2.")
@@ -117,7 +157,7 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
         raise UserError("--tune tries multiples of the rates, and several are given: give one --lr and one --head-lr.")
     seeds = tuple(dict.fromkeys(experiment.seed for experiment in experiments))
     return [
-        Tuning(one, label, grid, tuple(_job(one, label, factor, folder) for factor in grid), seeds)
+        Tuning(one, label, grid, seeds, folder)
         for one, label in zip(found.values(), labels(list(found.values())), strict=True)
     ]
 
@@ -137,15 +177,6 @@ def _with_one_seed(experiments: Sequence[Experiment]) -> list[Experiment]:
     return [replace(experiment, seed=experiments[0].seed) for experiment in experiments]
 
 
-def _job(experiment: Experiment, label: str, factor: float, folder: Path) -> Job:
-    before = experiment.recipe
-    candidate = replace(experiment, lr=_times(before.lr, factor), head_lr=_times(before.head_lr, factor))
-    name = directory_name(candidate)
-    found = (place / name for place in _places(folder))
-    path = next((path for path in found if path.exists()), folder / TUNING / name)
-    return Job(candidate, path, f"{label}, rates × {factor:g}")
-
-
 def _places(folder: Path) -> tuple[Path, ...]:
     """Where a run of a comparison may lie."""
     return folder, folder / TUNING, folder / TUNING / EARLIER
@@ -163,9 +194,7 @@ def _times(rate: float, factor: float) -> float:
     return float(f"{rate * factor:.9g}")
 
 
-def _validation(job: Job) -> float | None:
-    if not job.finished:
-        return None
+def _validation(job: Job) -> float:
     summary = Run.open(job.path).summary()
     assert summary is not None, "a finished run has a summary"
     if summary["accuracy_validation"] is None:

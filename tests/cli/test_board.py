@@ -30,12 +30,6 @@ def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -
     assert any("left" in line for line in lines)
 
 
-@pytest.mark.parametrize(("tuned", "when"), [(False, "before"), (True, "in tuning or before")])
-def test_what_was_run_in_tuning_is_said(capsys: pytest.CaptureFixture, tuned: bool, when: str) -> None:
-    board.follow([], RUNS, "running", finished=2, tuned=tuned)
-    assert capsys.readouterr().out.splitlines() == [f"running  2 of 3 runs were finished {when}"]
-
-
 def test_first_rounds_say_little_about_the_others(
     capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

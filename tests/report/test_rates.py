@@ -26,12 +26,12 @@ def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run
     write_run(tmp_path / "tuning" / "failed", "deprl", seed=1, lr=0.8, head_lr=0.4, finished=False)
     write_run(tmp_path / "tuning" / "of-no-system-here", "d-psgd", seed=1, lr=0.8, head_lr=0.4)
     comparison = open_comparison(tmp_path)
-    found = [(one.system, one.lr, one.head_lr, one.score, one.chosen) for one in tried(comparison)]
+    found = [(one.system, one.lr, one.head_lr, one.seeds, one.score, one.chosen) for one in tried(comparison)]
     assert found == [
-        ("DePRL", 0.1, 0.05, 0.7, False),
-        ("DePRL", 0.2, 0.1, 0.9, True),
-        ("DePRL", 0.4, 0.2, 0.8, False),
-        ("DePRL", 0.8, 0.4, None, False),
+        ("DePRL", 0.1, 0.05, 1, 0.7, False),
+        ("DePRL", 0.2, 0.1, 2, 0.9, True),
+        ("DePRL", 0.4, 0.2, 1, 0.8, False),
+        ("DePRL", 0.8, 0.4, 1, None, False),
     ]
     assert at_the_end(tried(comparison)) == []
     page = write(comparison).read_text()
@@ -50,6 +50,18 @@ def test_tunings_before_the_last_are_left_out(tmp_path: Path, write_run):
     assert [(one.lr, one.chosen) for one in tried(comparison)] == [(0.2, True), (0.4, False)]
     assert at_the_end(tried(comparison)) == ["DePRL"]
     assert "so that better ones may lie beyond: DePRL." in write(comparison).read_text()
+
+
+def test_means_over_seeds_decide(tmp_path: Path, write_run):
+    """As when the best rates of the first seed were not those of all."""
+    for seed, chosen, lost in ((1, 0.8, 0.9), (2, 0.8, 0.5)):
+        score(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed, lr=0.2), chosen)
+        score(write_run(tmp_path / "tuning" / f"{seed}", "deprl", seed=seed, lr=0.4), lost)
+    found = [(one.lr, one.seeds, one.score, one.chosen) for one in tried(open_comparison(tmp_path))]
+    assert found == [(0.2, 2, pytest.approx(0.8), True), (0.4, 2, pytest.approx(0.7), False)]
+
+    write_run(tmp_path / "tuning" / "3", "deprl", seed=3, lr=0.4, finished=False)
+    assert tried(open_comparison(tmp_path))[1].score is None, "they failed with a seed"
 
 
 def test_rates_that_were_given_were_not_chosen(tmp_path: Path, write_run):

@@ -30,20 +30,19 @@ def follow(
     *,
     finished: int = 0,
     validation: bool = False,
-    tuned: bool = False,
     quiet: bool = False,
 ) -> dict[str, News]:
     """Show the runs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed.
 
     ``finished`` runs were so before. With ``validation`` the scores shown are those on the validation split, by which
-    rates are chosen; ``tuned``: they have been, which took some of the runs.
+    rates are chosen.
     """
     tally = _Tally(runs, title, validation=validation)
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
     if not quiet and sys.stdout.isatty():
         display = _live(tally)
     elif not quiet:
-        display = _lines(tally, finished, tuned)
+        display = _lines(tally, finished)
         news = while_waiting(news, lambda: f"{title}  {tally}" if tally.done else FIRST_ROUND)
     failed = {}
     try:
@@ -110,11 +109,10 @@ class _Tally:
 
 
 @contextmanager
-def _lines(tally: _Tally, finished: int, tuned: bool) -> Iterator[Tell]:
+def _lines(tally: _Tally, finished: int) -> Iterator[Tell]:
     said = time.monotonic() - _PATIENCE_SECONDS
     if finished:
-        when = "in tuning or before" if tuned else "before"
-        print(f"{tally.title}  {finished} of {len(tally.runs)} runs were finished {when}", flush=True)
+        print(f"{tally.title}  {finished} of {len(tally.runs)} runs were finished before", flush=True)
 
     def tell(news: News) -> None:
         nonlocal said

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,11 +109,12 @@ def run(args: argparse.Namespace) -> None:
     make_folder(folder)
     with locked(folder):
         _refuse_another(folder, jobs, tuned=bool(tuned))
-        failed = {}
         if tuned:
-            failed = _tune(tuned, runtime, folder, quiet=args.quiet)
+            failed = _tune(tuned, runtime, quiet=args.quiet)
+            # They have been run with every seed when they were chosen.
             jobs = plan(with_rates(wanted, tuned), folder)
-        failed |= _run(jobs, runtime, "running", tuned=bool(tuned), quiet=args.quiet)
+        else:
+            failed = _run(jobs, runtime, "running", quiet=args.quiet)
         _conclude(folder, jobs, tuned, failed, quiet=args.quiet)
 
 
@@ -162,16 +163,27 @@ def _conclude(
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
 
 
-def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", folder: Path, *, quiet: bool) -> "dict[str, News]":
+def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", *, quiet: bool) -> "dict[str, News]":
     """Choose the rates; gives what failed with all of them, by label."""
-    failed = _run([job for tuning in tuned for job in tuning.jobs], runtime, "tuning", validation=True, quiet=quiet)
-    for label, news in failed.items():
-        # Rates that are too high lose; whatever else goes wrong must not decide which rates are best.
-        if not news.diverged:
-            raise UserError(f"{label}: {news.error}")
+    failed: dict[str, News] = {}
+    jobs = [job for tuning in tuned for job in tuning.tries]
+    while jobs:
+        now = _run(jobs, runtime, "tuning", validation=True, quiet=quiet)
+        for label, news in now.items():
+            # Rates that are too high lose; whatever else goes wrong must not decide which rates are best.
+            if not news.diverged:
+                raise UserError(f"{label}: {news.error}")
+        for tuning in tuned:
+            tuning.failed.update(now)
+        failed |= now
+        jobs = [job for tuning in tuned for job in tuning.undecided]
     for tuning in tuned:
-        tuning.settle(folder)
-    return {tuning.label: failed[tuning.jobs[0].label] for tuning in tuned if tuning.best is None}
+        tuning.settle()
+    return {
+        tuning.label: next(failed[job.label] for job in chain(*tuning.jobs) if job.label in failed)
+        for tuning in tuned
+        if tuning.best is None
+    }
 
 
 def _run(
@@ -180,7 +192,6 @@ def _run(
     title: str,
     *,
     validation: bool = False,
-    tuned: bool = False,
     quiet: bool,
 ) -> "dict[str, News]":
     """Run jobs and show it; those that failed, by label."""
@@ -190,7 +201,7 @@ def _run(
     shown = [Shown(job.label, job.rounds) for job in jobs]
     finished = sum(job.finished for job in jobs)
     with closing(run_jobs(jobs, runtime)) as news:
-        return follow(news, shown, title, finished=finished, validation=validation, tuned=tuned, quiet=quiet)
+        return follow(news, shown, title, finished=finished, validation=validation, quiet=quiet)
 
 
 def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
@@ -261,6 +272,8 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
         rates = ("–", "–") if tuning.best is None else (f"{tuning.chosen.lr:g}", f"{tuning.chosen.head_lr:g}")
         body.append([tuning.title, *scores, *rates])
     lines = [table([header], body)]
+    if any(len(tuning.seeds) > 1 for tuning in tuned):
+        lines.append("means over seeds: every rate with the first, the best ones with all")
     if ends := "; ".join(tuning.title for tuning in tuned if tuning.at_the_end):
         lines.append(f"note: the best is the first or last rate tried, give --tune factors beyond it: {ends}")
     return ["\n".join(lines)]

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from statistics import mean
 
 from manyheads.report.collect import Finished, rejected
 from manyheads.report.comparison import Comparison
@@ -19,8 +20,10 @@ class Tried:
     setting: str
     lr: float
     head_lr: float
+    seeds: int
+    """How many they were run with: the chosen ones with all, others with the first at least."""
     score: float | None
-    """Validation accuracy after the last round, of the seed that rates were chosen with; None: there was no such."""
+    """Validation accuracy after the last round, its mean over them; None: there was no such."""
     chosen: bool
 
 
@@ -31,22 +34,21 @@ def tried(comparison: Comparison) -> list[Tried]:
         # Deeper lie the runs of tunings before, with other factors or another seed.
         unscored = run.summary and run.summary.get(_SCORE) is None
         if run.path.parent == comparison.folder / TUNING and not unscored:
-            others.setdefault(_but_for_rates(run), []).append(run)
+            others.setdefault(_setting(run), []).append(run)
     found = []
     for (i, j), runs in sorted(comparison.cells.items()):
-        for run in runs:
-            # A system that does not look at the grid has the same run in every setting.
-            beside = others.pop(_but_for_rates(run), [])
-            if not beside or not _best(run, beside):
-                continue
-            pairs = sorted([(run, True), *((one, False) for one in beside)], key=lambda pair: pair[0].options["lr"])
-            label, setting = comparison.systems[i].label, str(comparison.settings[j])
-            found += [
-                Tried(label, setting, one.options["lr"], one.options["head_lr"], one.summary.get(_SCORE), chosen)
-                for one, chosen in pairs
-            ]
-            # Rates are chosen with one seed.
-            break
+        # A system that does not look at the grid has the same runs in every setting.
+        beside = others.pop(_setting(runs[0]), [])
+        pairs: dict[tuple[float, float], list[Finished]] = {}
+        for run in (*runs, *beside):
+            pairs.setdefault((run.options["lr"], run.options["head_lr"]), []).append(run)
+        label, setting = comparison.systems[i].label, str(comparison.settings[j])
+        tries = [
+            Tried(label, setting, *rates, len(of_pair), _mean_score(of_pair), of_pair[0] in runs)
+            for rates, of_pair in sorted(pairs.items())
+        ]
+        if beside and _chosen_by_score(tries):
+            found += tries
     return found
 
 
@@ -60,13 +62,19 @@ def at_the_end(tries: list[Tried]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _best(run: Finished, others: list[Finished]) -> bool:
-    """Whether a run was chosen among these: its rates may have been given instead."""
-    score = run.summary.get(_SCORE)
-    return score is not None and all(score >= other.summary[_SCORE] for other in others if other.summary)
+def _chosen_by_score(tries: list[Tried]) -> bool:
+    """Whether the rates of a comparison won against these: they may have been given instead."""
+    ((chosen,), lost) = ([one.score for one in tries if one.chosen is side] for side in (True, False))
+    return chosen is not None and all(chosen >= score for score in lost if score is not None)
 
 
-def _but_for_rates(run: Finished) -> str:
-    """What a run computes, rates left open."""
-    options = {name: value for name, value in run.options.items() if name not in _RATES}
+def _mean_score(runs: list[Finished]) -> float | None:
+    """Of rates that failed with any seed: None."""
+    scores = [score for run in runs if (score := run.summary.get(_SCORE)) is not None]
+    return mean(scores) if len(scores) == len(runs) else None
+
+
+def _setting(run: Finished) -> str:
+    """What a run computes, rates and seed left open."""
+    options = {name: value for name, value in run.options.items() if name not in (*_RATES, "seed")}
     return json.dumps([run.algorithm, run.own, options], sort_keys=True)

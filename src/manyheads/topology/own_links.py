@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import dataclass
+from hashlib import sha256
 
 import numpy as np
 
@@ -39,12 +40,13 @@ class OwnLinks:
     rounds: tuple[tuple[Link, ...], ...]
 
     def __str__(self) -> str:
-        """For people: the first few."""
+        """For people: the first few, and a hash that tells them from others that begin alike."""
         total = sum(map(len, self.rounds))
         if total <= _SHOWN_LINKS:
             return self.spec
         shown, num_rounds = ",".join(map(str, self.rounds[0][:_SHOWN_LINKS])), len(self.rounds)
-        return f"links:{shown},... ({total}{f' in {num_rounds} rounds' if num_rounds > 1 else ''})"
+        many = f"{total} in {num_rounds} rounds" if num_rounds > 1 else str(total)
+        return f"links:{shown},... ({many}, {sha256(self.spec.encode()).hexdigest()[:4]})"
 
     @property
     def spec(self) -> str:
