@@ -12,6 +12,7 @@ from manyheads.cli.options import Option, add_options, experiments, given, optio
 from manyheads.cli.parser import Parser
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.parts import resolve
 
 
 def _parse(*words: str, several: bool = False) -> argparse.Namespace:
@@ -139,6 +140,28 @@ def test_grid() -> None:
         experiments(_parse("d-psgd", "local", "--head-epochs", "1", several=True))
     with pytest.raises(UserError, match="--relabel: unknown value 'maybe'"):
         _parse("deprl", "--relabel", "maybe", several=True)
+
+
+def test_what_followed_from_another_net_or_algorithm_does_not_stay(tmp_path: Path) -> None:
+    """As if the whole command had been given at once."""
+    path = tmp_path / "experiment.json"
+
+    def written(*words: str) -> str:
+        path.write_text(resolve(_one(*words), (1, 8, 8)).to_json())
+        return str(path)
+
+    def complete(*words: str) -> Experiment:
+        return resolve(_one(*words), (1, 8, 8))
+
+    assert complete("--from", written("deprl"), "--model", "cnn") == complete("deprl", "--model", "cnn")
+    assert complete("--from", written("deprl"), "--batch-size", "64") == complete("deprl", "--batch-size", "64")
+    graph = ["--graph", "random:0.5"]
+    assert complete("deprl", "--from", written("dispfl", *graph)) == complete("deprl", *graph)
+    assert complete("dispfl", "--from", written("deprl", *graph)) == complete("dispfl", *graph)
+    given = ["--step-seconds", "3", "--weights", "uniform"]
+    assert complete("--from", written("d-psgd", *given), "--model", "cnn") == complete(
+        "d-psgd", *given, "--model", "cnn"
+    )
 
 
 def test_a_graph_of_ones_own_takes_no_weights_over_from_another_run(tmp_path: Path) -> None:

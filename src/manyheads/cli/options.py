@@ -18,10 +18,11 @@ from manyheads.checks import wanted
 from manyheads.cli.parser import number, whole_number
 from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime
+from manyheads.parts import exchange
 from manyheads.presets import PRESETS, apply
-from manyheads.recipes import Recipe
+from manyheads.recipes import Recipe, step_seconds
 from manyheads.store.layout import EXPERIMENT
-from manyheads.topology import parse_graph
+from manyheads.topology import is_graph, parse_graph
 
 _SECTIONS = {
     "data": "data and net",
@@ -131,10 +132,16 @@ def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Experiment:
-    """The experiment in a file, or in a run directory."""
+    """The experiment in a file, or in a run directory; what followed from its net and algorithm is open again."""
     path = path / EXPERIMENT if path.is_dir() else path
     try:
-        return Experiment.from_json(path.read_text(encoding="utf-8"))
+        experiment = Experiment.from_json(path.read_text(encoding="utf-8"))
+        changes = {}
+        if experiment.batch_size and experiment.step_seconds == step_seconds(experiment.model, experiment.batch_size):
+            changes["step_seconds"] = None
+        if is_graph(experiment.graph) and experiment.weights == exchange(replace(experiment, weights=None))["weights"]:
+            changes["weights"] = None
+        return replace(experiment, **changes)
     except UnicodeDecodeError:
         raise UserError(f"--from {path} is no text: give an experiment.json that manyheads wrote.") from None
     except UserError as error:
