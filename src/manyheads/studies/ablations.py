@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep, title_of
+from manyheads.report.numbers import Stat
 from manyheads.report.pictures import Axis, curves
 from manyheads.studies.lines import ACCURACY, ROUND, across, along
 from manyheads.studies.published import data_title
@@ -73,6 +74,9 @@ def _workers_grid(size: Size) -> list[Trial]:
 
 
 def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None:
+    report.parts.append(
+        "A line in a picture goes through the seeds that all its points have, so that it may differ from the table."
+    )
     numbers: list[list[Any]] = []
     for data in results.values("data"):
         lines = [
@@ -92,9 +96,16 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
             found = {name: results.stat("accuracy_mean", algorithm=name, **here) for name in ALGORITHMS}
             floor = results.floor(**here)
             rows.append([str(value), percent(floor), *map(percent, found.values())])
-            numbers += [[data, value, name, stat and 100 * stat.mean] for name, stat in found.items()]
+            numbers += [[data, value, name, *_in_percent(stat)] for name, stat in found.items()]
         report.add_table([label, "floor", *map(title_of, ALGORITHMS)], rows)
-    report.add_csv(["data", key, "algorithm", "accuracy"], numbers)
+    report.add_csv(["data", key, "algorithm", "accuracy", "deviation", "seeds"], numbers)
+
+
+def _in_percent(stat: Stat | None) -> tuple[float | None, float | None, int]:
+    """Mean, deviation and number of seeds."""
+    if stat is None:
+        return None, None, 0
+    return 100 * stat.mean, None if stat.deviation is None else 100 * stat.deviation, stat.count
 
 
 STUDIES = (

@@ -97,6 +97,8 @@ class Results:
             machines = sorted({_machine(run) for run in runs})
             seconds = sum(number(run.summary.get("seconds")) or 0.0 for run in runs)
             said.append(f"Computed on {'; '.join(machines)}: {human_seconds(seconds)} in all.")
+            if len({run.seed for run in runs}) > 1:
+                said.append("± is the deviation over seeds, with their number in brackets; without it there is one.")
         if any(trial.data in DATA.values() for trial in self.trials):
             said.append(STAND_IN)
         return " ".join(said)
@@ -110,10 +112,10 @@ def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
 
 
 def percent(stat: Stat | None) -> str:
-    """An accuracy over seeds, in percent."""
+    """An accuracy over seeds, in percent, with its deviation and how many they are."""
     if stat is None:
         return NOTHING
-    deviation = f" ± {100 * stat.deviation:.1f}" if stat.deviation is not None else ""
+    deviation = f" ± {100 * stat.deviation:.1f} ({stat.count})" if stat.deviation is not None else ""
     return f"{100 * stat.mean:.1f}{deviation}"
 
 

@@ -5,7 +5,8 @@ the learned representation as it is and train heads of their own for ten passes;
 new workers' split. Algorithms with a server stand under ``ring``, as in the paper.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from itertools import combinations, groupby
 from typing import Any, NamedTuple
@@ -67,7 +68,7 @@ def _report(table: int, results: Results, report: Report) -> None:
     asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
     beside = "; below it the paper's number and how far ours is from it" if paper.keys() & asked else ""
     report.parts.append(
-        f"Each cell: accuracy in percent, the mean over workers and then over seeds (± deviation over seeds){beside}. "
+        f"Each cell: accuracy in percent, the mean over workers and then over seeds{beside}. "
         "**Bold**: our best of those run on that graph. *Floor*: what naming each worker's most frequent class scores. "
         "Methods are compared over the seeds that both, or all, were run with."
     )
@@ -162,9 +163,13 @@ def _numbers(place: _Place, ours: Stat | None, paper: Cell | None, results: Resu
     ]
 
 
+_AGREES, _LEVEL, _DIFFERS = "as in the paper", "level to a tenth of a point", "the other way round"
+
+
 def _compare_order(report: Report, runs: dict[_Place, list[Finished]], paper: dict[_Place, Cell]) -> None:
     """Which of two methods is ahead: where our answer and the paper's agree, and where not."""
-    agreed, against = 0, []
+    counts: dict[str, Counter[str]] = {}
+    others = []
     both = sorted(runs.keys() & paper.keys())
     for (data, dirichlet, graph), here in groupby(both, key=lambda place: place[:3]):
         for one, other in combinations(here, 2):
@@ -173,20 +178,20 @@ def _compare_order(report: Report, runs: dict[_Place, list[Finished]], paper: di
                 continue
             gap = 100 * (means[one] - means[other])
             theirs = paper[one].accuracy - paper[other].accuracy
-            if gap * theirs > 0:
-                agreed += 1
-            else:
+            order = _LEVEL if round(gap, 1) == 0 else _AGREES if gap * theirs > 0 else _DIFFERS
+            counts.setdefault(data, Counter())[order] += 1
+            if order != _AGREES:
                 methods = f"{title_of(one.algorithm)} over {title_of(other.algorithm)}"
                 where = f"{data_title(data)}, {dirichlet:g}, {graph}"
-                against.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
-    if agreed or against:
-        report.parts.extend(["## Order of the methods", _said(agreed, against)])
-
-
-def _said(agreed: int, against: Iterable[str]) -> str:
-    lines = list(against)
-    said = f"Of {agreed + len(lines)} pairs of methods {agreed} stand in the paper's order."
-    return "\n".join([said, *(["", "The others:", "", *lines] if lines else [])])
+                others.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
+    if not counts:
+        return
+    report.parts.append("## Order of the methods\n\nPairs of methods on one graph, and who is ahead:")
+    orders = (_AGREES, _LEVEL, _DIFFERS)
+    rows = [[data_title(data), *(str(found[order]) for order in orders)] for data, found in counts.items()]
+    report.add_table(["data", *orders], rows)
+    if others:
+        report.parts.append("\n".join(["Not in the paper's order:", "", *others]))
 
 
 _TITLES = {
