@@ -107,7 +107,19 @@ def test_a_grid_is_summed_up(tmp_path: Path, write_run):
         conditions(comparison)
         == "8 workers, graph ring, 10 rounds, seed 1. Each with split iid, shards:2 and shards:3."
     )
-    assert verdict(comparison) == "Ahead in accuracy: DePRL in 2 and Local in 1 of 3 settings."
+    assert verdict(comparison) == (
+        "Ahead in accuracy: DePRL in 2 and Local in 1 of 3 settings (one seed: no error is known)."
+    )
+
+
+def test_a_grid_says_which_leads_are_more_than_noise(tmp_path: Path, write_run):
+    for split, lead in {"iid": 0.2, "shards:2": -0.2, "shards:3": 0.005}.items():
+        for seed, luck in ((1, -0.01), (2, 0.0), (3, 0.01)):
+            for algorithm, score in (("deprl", 0.7 + lead + luck), ("local", 0.7)):
+                run = write_run(tmp_path / f"{algorithm}-{split}-{seed}", algorithm, split=split, seed=seed)
+                _set(run, accuracy_mean=score)
+    said = "Ahead in accuracy: DePRL in 2 and Local in 1 of 3 settings, in 2 by more than noise."
+    assert verdict(open_comparison(tmp_path)) == said
 
 
 def test_a_regression_is_not_in_percent(tmp_path: Path, write_run):

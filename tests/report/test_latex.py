@@ -23,6 +23,15 @@ def test_a_row_a_system_a_column_a_setting(tmp_path: Path, write_run):
     assert "accuracy in percent" in about and r"2 seeds; \pm is the sample deviation (n - 1)" in about
 
 
+def test_what_is_equal_as_printed_is_as_bold(tmp_path: Path, write_run):
+    for head_epochs, accuracy in ((1, 0.9001), (2, 0.9003), (3, 0.899)):
+        path = write_run(tmp_path / f"{head_epochs}", "deprl", {"head_epochs": head_epochs}) / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "accuracy_mean": accuracy}))
+    _, lines = _parts(latex.tabular(open_comparison(tmp_path)))
+    cells = [line.split(" & ")[1] for line in lines if line.startswith("DePRL")]
+    assert cells == [r"$\mathbf{90.0}$ \\", r"$\mathbf{90.0}$ \\", r"$89.9$ \\"]
+
+
 def test_a_single_run_has_neither_deviation_nor_best(tmp_path: Path, write_run):
     write_run(tmp_path / "a")
     about, lines = _parts(latex.tabular(open_comparison(tmp_path)))

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, words
-from manyheads.report.numbers import at_end, best_system, difference, majority_floor, number
+from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
 
 _MOST_NAMED = 3
 """Systems that the title names one by one."""
@@ -44,13 +45,15 @@ def verdict(comparison: Comparison) -> str:
     settings = range(len(comparison.settings))
     if len(settings) == 1:
         return outcome(comparison, 0)
-    ahead = Counter(
-        comparison.systems[best].label for j in settings if (best := best_system(comparison, j)) is not None
-    )
-    if len(comparison.systems) == 1 or not ahead:
+    best = {j: i for j in settings if (i := best_system(comparison, j)) is not None}
+    if len(comparison.systems) == 1 or not best:
         return ""
+    ahead = Counter(comparison.systems[i].label for i in best.values())
     wins = [f"{label} in {count}" for label, count in ahead.most_common()]
-    return f"Ahead in {comparison.score_name}: {_listed(wins)} of {len(settings)} settings."
+    leads = [lead for j, i in best.items() if (lead := _lead(comparison, j, i)) is not None]
+    clear = sum(lead.beyond_chance is True for lead in leads)
+    noise = " (one seed: no error is known)" if len(comparison.seeds) == 1 else f", in {clear} by more than noise"
+    return f"Ahead in {comparison.score_name}: {_listed(wins)} of {len(settings)} settings{noise}."
 
 
 def outcome(comparison: Comparison, setting: int) -> str:
@@ -64,27 +67,47 @@ def outcome(comparison: Comparison, setting: int) -> str:
     said = f"{comparison.systems[best].label} reaches {comparison.score(found.mean)}{deviation}{unit}"
     if any(map(_left_out, comparison.cells[best, setting])):
         said += _over(comparison.cells[best, setting])
-    said += f"{_lead(comparison, setting, best)}."
+    said += f"{_ahead(comparison, setting, best)}."
     floor = majority_floor(comparison, setting)
     if floor is not None:
         said += f" Naming each worker's most frequent class would score {comparison.score(floor.mean)}{unit}."
     return said
 
 
-def _lead(comparison: Comparison, setting: int, best: int) -> str:
-    """How far the best is ahead of the next, with the standard error of that over seeds."""
+class _Lead(NamedTuple):
+    """How far the best of a setting is ahead of the next."""
+
+    second: int
+    gap: Stat
+    """Seed by seed."""
+
+    @property
+    def beyond_chance(self) -> bool | None:
+        """Whether it is more than noise; None: of one seed no error is known."""
+        if self.gap.error is None:
+            return None
+        return self.gap.mean > _STUDENT_T[min(self.gap.count, len(_STUDENT_T) + 1) - 2] * self.gap.error
+
+
+def _lead(comparison: Comparison, setting: int, best: int) -> _Lead | None:
+    """None: nobody else is there."""
     gaps = {i: difference(comparison, setting, best, i) for i in range(len(comparison.systems)) if i != best}
-    means = {i: gap.mean for i, gap in gaps.items() if gap is not None}
-    if not means:
+    leads = [_Lead(i, gap) for i, gap in gaps.items() if gap is not None]
+    return min(leads, key=lambda lead: lead.gap.mean, default=None)
+
+
+def _ahead(comparison: Comparison, setting: int, best: int) -> str:
+    """The lead in words, with its standard error over seeds."""
+    lead = _lead(comparison, setting, best)
+    if lead is None:
         return ""
-    second = min(means, key=means.__getitem__)
-    gap = gaps[second]
-    assert gap is not None
-    error, noise = "", " (one seed: no error is known)"
-    if gap.error is not None:
-        error = f" (standard error {comparison.score(gap.error)})"
-        beyond_chance = gap.mean > _STUDENT_T[min(gap.count, len(_STUDENT_T) + 1) - 2] * gap.error
-        noise = "" if beyond_chance else f", which {gap.count} seeds do not tell from noise"
+    second, gap = lead
+    error = "" if gap.error is None else f" (standard error {comparison.score(gap.error)})"
+    noise = {
+        None: " (one seed: no error is known)",
+        True: "",
+        False: f", which {gap.count} seeds do not tell from noise",
+    }[lead.beyond_chance]
     margin = f"{comparison.score(gap.mean)}{' points' if comparison.unit else ''}{error}"
     ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))
     return f", {margin} ahead of {comparison.systems[second].label}{theirs if theirs != ours else ''}{noise}"

@@ -25,7 +25,7 @@ _ESCAPES = str.maketrans(
 def tabular(comparison: Comparison) -> str:
     """A complete ``tabular``, after lines of comment that say what its numbers are."""
     settings = range(len(comparison.settings))
-    best = [best_system(comparison, j) if len(comparison.systems) > 1 else None for j in settings]
+    best = [_best_shown(comparison, j) if len(comparison.systems) > 1 else None for j in settings]
     heads = [
         [_escaped(words(name)), *(_escaped(shown(setting.values[name])) for setting in comparison.settings)]
         for name in comparison.grid
@@ -35,7 +35,7 @@ def tabular(comparison: Comparison) -> str:
         [
             _escaped(system.label),
             *(
-                _cell(at_end(comparison.cells.get((i, j), ()), "accuracy_mean"), comparison.score, bold=best[j] == i)
+                _cell(at_end(comparison.cells.get((i, j), ()), "accuracy_mean"), comparison.score, best=best[j])
                 for j in settings
             ),
         ]
@@ -75,15 +75,22 @@ def _about(comparison: Comparison) -> list[str]:
         who = _escaped("; ".join(alike))
         said.append(f"The same runs in several columns, as these look at nothing that differs: {who}.")
     if len(comparison.systems) > 1:
-        said.append("Bold: the best mean of its column, which need not be significant.")
+        said.append("Bold: the best mean of its column and what is equal as printed, which need not be significant.")
     return [f"% {line}" for line in said]
 
 
-def _cell(found: Stat | None, show: Callable[[float], str], *, bold: bool = False) -> str:
+def _best_shown(comparison: Comparison, setting: int) -> str | None:
+    """The best mean of a setting as it is printed."""
+    best = best_system(comparison, setting)
+    found = None if best is None else at_end(comparison.cells[best, setting], "accuracy_mean")
+    return None if found is None else comparison.score(found.mean)
+
+
+def _cell(found: Stat | None, show: Callable[[float], str], *, best: str | None = None) -> str:
     if found is None:
         return "--"
     mean = _number(show(found.mean))
-    mean = rf"\mathbf{{{mean}}}" if bold else mean
+    mean = rf"\mathbf{{{mean}}}" if show(found.mean) == best else mean
     deviation = "" if found.deviation is None else rf" \pm {_number(show(found.deviation))}"
     return f"${mean}{deviation}$"
 
