@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
 
-from manyheads.algorithms.checking import check_models, mixed_state, trained_state
+from manyheads.algorithms.checking import check_first, mixed_state, trained_state
 from manyheads.errors import user_code
 from manyheads.experiment import Experiment, Runtime
 from manyheads.measure import check_finite, checked_loss, make_record, measure
@@ -91,7 +91,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Ste
     began = time.perf_counter() - start.seconds
     clock = Clock(_speed(session.experiment), ctx.network, start.simulated_seconds)
     first, state = start.round, start.state
-    check_models(algorithm, state, ctx)
+    check_first(algorithm, state, ctx)
     # It would hold the rows that the run goes on from as long as that lasts.
     del start
     for round in range(first, ctx.rounds):

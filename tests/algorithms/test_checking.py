@@ -52,6 +52,7 @@ BROKEN = {
     },
     "models gives track.x that the net has not": {"init": lambda self, ctx: with_leaf(ctx.initial, "track.x")},
     "models gives head.fc2.bias not as the net has it": {"models": lambda self, state, ctx: without_head(state)},
+    "unknown private group of sound 'heads'. Did you mean 'head'?": {"private": frozenset({"heads"})},
     "unknown group 'represetation'. Did you mean 'representation'?": {
         "mix": lambda self, state, round, ctx: ctx.mix(state, {"represetation"}, round)
     },

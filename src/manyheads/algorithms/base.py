@@ -142,12 +142,12 @@ class Context:
         groups = self.known(groups, state)
         return {**select(state.params, groups), **self.statistics(state, groups)}
 
-    def known(self, groups: Iterable[str], state: State) -> frozenset[str]:
+    def known(self, groups: Iterable[str], state: State, what: str = "group") -> frozenset[str]:
         """Some groups, which must be the net's or the state's: a misspelt one would own nothing, and go unnoticed."""
         there = {"representation", *self.model.head_names, *map(group, state.params)}
         named = frozenset([groups] if isinstance(groups, str) else groups)
         for name in sorted(named - there):
-            raise unknown("group", name, there)
+            raise unknown(what, name, there)
         return named
 
     def mean_model(self, state: State) -> State:

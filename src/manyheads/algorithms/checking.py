@@ -19,8 +19,12 @@ def mixed_state(algorithm: Algorithm, state: State, round: int, ctx: Context) ->
     return _whole(algorithm.mix(state, round, ctx), f"{algorithm.name}: mix", state)
 
 
-def check_models(algorithm: Algorithm, state: State, ctx: Context) -> None:
-    """What workers deploy must fit the net, or nobody could use it in the end."""
+def check_first(algorithm: Algorithm, state: State, ctx: Context) -> None:
+    """What is said of the first state must fit it.
+
+    A private group that is misspelt would guard nothing; models that are not the net's nobody could use in the end.
+    """
+    ctx.known(algorithm.private, state, f"private group of {algorithm.name}")
     if not isinstance(models := algorithm.models(state, ctx), State):
         raise UserError(f"{algorithm.name}: models gives a {type(models).__name__}: return a State.")
     given = {name: leaf.shape[1:] for name, leaf in {**models.params, **models.buffers}.items()}
