@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from sys import float_info
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 from torch import nn
@@ -18,6 +18,7 @@ from manyheads.errors import UserError, flag, unknown
 _NAMES: dict[Any, str] = {
     Callable: "a function",
     Dataset: "a Dataset, which from_arrays makes",
+    frozenset: "a frozenset such as frozenset({'head'})",
     nn.Module: "an nn.Module",
 }
 """Types as messages name them, where that is not their own name."""
@@ -59,7 +60,7 @@ def settle(owner: Any) -> None:
             value = fspath(value)
         elif type(value) is int and float in kind.types and int not in kind.types:
             value = float(value)
-        kind.check(name, value)
+        kind.check(flag(name), value, _FIELDS.get(name))
         if isinstance(value, (str, Path)):
             _check_text(name, str(value))
         object.__setattr__(owner, name, value)
@@ -80,13 +81,13 @@ class Kind:
     types: tuple[type, ...]
     words: tuple[str, ...]
 
-    def check(self, name: str, value: Any) -> None:
-        """Refuse a value that does not fit, under the field's name."""
+    def check(self, what: str, value: Any, give: str | None = None) -> None:
+        """Refuse a value that does not fit, for what it is given; ``give``: what to, where the types do not say it."""
         if self.words:
             # By their types first: an array is not compared but element by element.
             known = any(isinstance(value, type(word)) and value == word for word in self.words)
             if not known and not (value is None and NoneType in self.types):
-                raise unknown(flag(name), value if isinstance(value, str) else shown(value), self.words)
+                raise unknown(what, value if isinstance(value, str) else shown(value), self.words)
             return
         if not all(isinstance(each, type) and each is not Any for each in self.types):
             # Of an algorithm of the user's own, such as Any.
@@ -96,14 +97,14 @@ class Kind:
         fits = bool in self.types if isinstance(value, bool) else isinstance(value, (*self.types, *also))
         if not fits:
             names = " or ".join(_NAMES.get(kind, kind.__name__) for kind in self.types if kind is not NoneType)
-            raise UserError(f"{flag(name)} {shown(value)} is of the wrong type: give {_FIELDS.get(name, names)}.")
+            raise UserError(f"{what} {shown(value)} is of the wrong type: give {give or names}.")
 
 
 @cache
 def wanted(owner: type) -> dict[str, Kind]:
     """What each field of a dataclass takes."""
     types = get_type_hints(owner)
-    return {spec.name: _kind(types[spec.name]) for spec in fields(owner)}
+    return {spec.name: kind_of(types[spec.name]) for spec in fields(owner)}
 
 
 def shown(value: Any) -> str:
@@ -111,7 +112,10 @@ def shown(value: Any) -> str:
     return repr(value) if isinstance(value, (str, int, float, type, NoneType)) else f"({type(value).__name__})"
 
 
-def _kind(annotation: Any) -> Kind:
+def kind_of(annotation: Any) -> Kind:
+    """What is annotated with some type takes."""
+    if get_origin(annotation) is ClassVar:
+        (annotation,) = get_args(annotation)
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     literals = [word for part in parts if get_origin(part) is Literal for word in get_args(part)]
     types = [get_origin(part) or part for part in parts]

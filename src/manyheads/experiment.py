@@ -3,16 +3,17 @@
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
-from manyheads.algorithms.base import Exchange, Schedule, twins
+from manyheads.algorithms.base import Schedule, twins
+from manyheads.algorithms.checking import check_class
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
@@ -100,7 +101,7 @@ class Experiment:
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        check_options(self.algorithm)
+        check_algorithm(self.algorithm)
         settle(self)
         positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
@@ -259,20 +260,17 @@ def flat(description: Mapping[str, Any]) -> dict[str, Any]:
     return {"algorithm": own.pop("name"), **own, **values}
 
 
-def check_options(algorithm: Algorithm) -> None:
-    """Refuse an algorithm's options that make no sense."""
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose class or options make no sense."""
     if not isinstance(algorithm, Algorithm):
         raise UserError(f"algorithm {shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
+    check_class(algorithm, taken={spec.name for owner in (Experiment, Runtime) for spec in fields(owner)})
     kind = type(algorithm)
-    if not is_dataclass(kind):
-        raise UserError(f"{kind.__name__} is no dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
     if REGISTRY.get(algorithm.name, kind) is not kind:
         # Or its runs would pass for those of the other.
         raise UserError(
             f"{kind.__name__} is called '{algorithm.name}', as another algorithm is: give it a name of its own."
         )
-    if algorithm.exchange not in (allowed := get_args(Exchange)):
-        raise unknown(f"exchange of {kind.__name__}", str(algorithm.exchange), allowed)
     # Once more for one of the user's whose __post_init__ leaves that out.
     settle(algorithm)
     values, defaults = asdict(algorithm), option_defaults(kind)
@@ -292,7 +290,7 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
     """The algorithm of an experiment.json: a registered one, or the one given, with the options of the text."""
     name = options.pop("name")
     if given is not None:
-        check_options(given)
+        check_algorithm(given)
         if given.name != name:
             raise UserError(f"this is an experiment of '{name}', not of '{given.name}': give that algorithm.")
         kind, as_text = type(given), json.loads(json.dumps(asdict(given)))

@@ -6,8 +6,11 @@ from typing import Any, ClassVar
 
 import pytest
 
+from manyheads.algorithms import REGISTRY
 from manyheads.algorithms.base import Algorithm, Context, State
 from manyheads.algorithms.phases import WHOLE, train_whole
+from manyheads.cli import options
+from manyheads.cli.parser import Parser
 from manyheads.engine.phase import Epochs
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -86,6 +89,51 @@ def test_a_phase_names_groups_that_there_are(lab: SimpleNamespace) -> None:
 def test_whom_it_exchanges_with_is_one_of_three() -> None:
     with pytest.raises(UserError, match=r"unknown exchange of Odd 'sever'\. Did you mean 'server'"):
         Experiment(algorithm=dataclass(frozen=True, kw_only=True)(type("Odd", (Sound,), {"exchange": "sever"}))())
+
+
+MISTAKEN = {
+    r"mix of Odd takes \(state, ctx\): write def mix\(self, state, round, ctx\)": {
+        "mix": lambda self, state, ctx: state
+    },
+    r"local of Odd takes \(\): write def local\(self, state, round, ctx\)": {"local": lambda self: None},
+    r"init of Odd takes \(ctx, more\): write def init\(self, ctx\)": {"init": lambda self, ctx, more: ctx.initial},
+    "Odd has no name: give it one, as name: ClassVar": {"name": ""},
+    "Odd has no title: give it one, as title: ClassVar": {"title": ""},
+    "name of Odd has become an option: write name: ClassVar": {"name": "odd", "__annotations__": {"name": str}},
+    "private of Odd has become an option: write private: ClassVar": {"__annotations__": {"private": frozenset[str]}},
+    r"private of Odd 'head' is of the wrong type: give a frozenset such as frozenset\(\{'head'\}\)": {
+        "private": "head"
+    },
+    "row_stochastic of Odd 'no' is of the wrong type: give bool": {"row_stochastic": "no"},
+    "unknown order of Odd 'mix_train'. Did you mean 'mix-train'": {"order": "mix_train"},
+    "lr, an option of Odd, is one of every run's: call it otherwise": {"lr": 0.1, "__annotations__": {"lr": float}},
+    "out, an option of Odd, is one of every run's: call it otherwise": {"out": "x", "__annotations__": {"out": str}},
+}
+
+
+@pytest.mark.parametrize("says", MISTAKEN)
+def test_mistakes_in_a_class_are_told_before_anything_runs(monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+    """To whoever gives it in Python, and to whoever registers it for the command line."""
+    kind: type[Algorithm] = dataclass(frozen=True, kw_only=True)(type("Odd", (Sound,), MISTAKEN[says]))
+    with pytest.raises(UserError, match=says):
+        Experiment(algorithm=kind())
+    monkeypatch.setitem(REGISTRY, kind.name, kind)
+    with pytest.raises(UserError, match=says):
+        options.add_options(Parser())
+
+
+def test_a_property_may_say_what_is_private(lab: SimpleNamespace) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Choosing(Sound):
+        share: bool = True
+
+        @property
+        def private(self) -> frozenset[str]:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return frozenset() if self.share else frozenset({"head"})
+
+    assert list(train(lab.tiny(Choosing(), rounds=1), lab.cpu))
+    with pytest.raises(UserError, match="is private to its worker"):
+        list(train(lab.tiny(Choosing(share=False), rounds=1), lab.cpu))
 
 
 def test_a_class_that_is_no_dataclass() -> None:

@@ -1,13 +1,14 @@
 """Options: every field of every dataclass becomes one, and what is given comes back as the Experiment it describes."""
 
 import argparse
-from dataclasses import fields
+from dataclasses import MISSING, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manyheads.algorithms import REGISTRY
+from manyheads.algorithms import REGISTRY, Local
+from manyheads.cli import options
 from manyheads.cli.options import Option, add_options, experiments, given, options_of
 from manyheads.cli.parser import Parser
 from manyheads.errors import UserError
@@ -114,6 +115,32 @@ def test_mistakes_are_named(words: list[str], message: str) -> None:
         experiments(_parse(*words))
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+class Plain(Local):
+    name = title = "plain"
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "says"),
+    [
+        (bool, False, "--quiet of plain is one of the command line's own: call it otherwise."),
+        (float, 1.0, "--epochs of plain is float, and int with d-psgd: make it the same, or call it otherwise."),
+        (int, MISSING, "Plain() fails: TypeError: Plain.__init__() missing 1 required keyword-only argument: 'rank'"),
+    ],
+)
+def test_options_of_an_own_algorithm_that_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, kind: type, default: Any, says: str
+) -> None:
+    name = {bool: "quiet", float: "epochs", int: "rank"}[kind]
+    made = make_dataclass("Plain", [(name, kind, field(default=default))], bases=(Plain,), frozen=True, kw_only=True)
+    monkeypatch.setitem(REGISTRY, "plain", made)
+    monkeypatch.setattr(options, "_field_docs", lambda owner: {})
+    parser = Parser()
+    parser.add_argument("--quiet")
+    with pytest.raises(UserError) as caught:
+        add_options(parser)
+    assert str(caught.value) == says
 
 
 def test_from_a_file_with_changes(tmp_path: Path) -> None:

@@ -166,8 +166,10 @@ class Algorithm(ABC):
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     """Its options: every algorithm is a dataclass, which this base, without any, is not."""
-    name: ClassVar[str]
-    title: ClassVar[str]
+    name: ClassVar[str] = ""
+    """What commands and files call it: each has its own."""
+    title: ClassVar[str] = ""
+    """What people call it."""
     private: ClassVar[frozenset[str]] = frozenset()
     """Groups that never leave their worker."""
     exchange: ClassVar[Exchange] = "graph"

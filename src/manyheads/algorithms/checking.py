@@ -1,9 +1,44 @@
-"""What an algorithm gives back, looked at before it is used: it may be the user's own, and mistaken."""
+"""What an algorithm is and gives back, looked at before it is used: it may be the user's own, and mistaken."""
+
+from collections.abc import Collection
+from dataclasses import fields, is_dataclass
+from inspect import isfunction, signature
+from typing import ClassVar, get_origin, get_type_hints
 
 from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
+from manyheads.checks import kind_of
 from manyheads.errors import UserError
 from manyheads.models.split import statistics
 from manyheads.tree import shapes
+
+
+def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
+    """What its class says must be there and of the kind that the base has it; ``taken``: names that no option may have.
+
+    Of an object, since what the base says of a class a property may say of its options.
+    """
+    own = type(algorithm).__name__
+    if not is_dataclass(algorithm):
+        raise UserError(f"{own} is no dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
+    options = {spec.name for spec in fields(algorithm)}
+    facts = {name: kind for name, kind in get_type_hints(Algorithm).items() if not name.startswith("_")}
+    for name, annotation in facts.items():
+        if name in options and get_origin(annotation) is ClassVar:
+            raise UserError(f"{name} of {own} has become an option: write {name}: ClassVar[...] = ... in its place.")
+        kind_of(annotation).check(f"{name} of {own}", getattr(algorithm, name))
+    for name in ("name", "title"):
+        if not getattr(algorithm, name):
+            raise UserError(f"{own} has no {name}: give it one, as {name}: ClassVar[str] = '{own.lower()}'.")
+    for name in sorted(options.intersection(taken)):
+        raise UserError(f"{name}, an option of {own}, is one of every run's: call it otherwise.")
+    for name, method in vars(Algorithm).items():
+        if isfunction(method) and not name.startswith("_"):
+            wanted, given = signature(method).parameters, signature(getattr(algorithm, name))
+            try:
+                given.bind(*list(wanted)[1:])
+            except TypeError:
+                takes = ", ".join(given.parameters)
+                raise UserError(f"{name} of {own} takes ({takes}): write def {name}({', '.join(wanted)}).") from None
 
 
 def trained_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> tuple[State, Log]:

@@ -16,8 +16,8 @@ from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.algorithms.base import twins
 from manyheads.checks import wanted
 from manyheads.cli.parser import number, whole_number
-from manyheads.errors import UserError, flag, unknown
-from manyheads.experiment import Experiment, Runtime
+from manyheads.errors import UserError, flag, unknown, user_code
+from manyheads.experiment import Experiment, Runtime, check_algorithm
 from manyheads.parts import exchange
 from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe, step_seconds
@@ -114,8 +114,12 @@ def add_options(
         if not (several and name == "seed"):
             _add(group, option, _explained(option), several)
     group = parser.add_argument_group("the algorithm's own")
-    for owners in _algorithm_options().values():
-        _add(group, _merged(owners.values()), _explained_by_algorithm(owners), several)
+    for name, owners in _algorithm_options().items():
+        try:
+            _add(group, _merged(owners), _explained_by_algorithm(owners), several)
+        except argparse.ArgumentError:
+            who = ", ".join(owners)
+            raise UserError(f"{flag(name)} of {who} is one of the command line's own: call it otherwise.") from None
     add_fields(parser, Runtime, runtime, title="where and how")
 
 
@@ -217,20 +221,24 @@ def _add(group: Any, option: Option, text: str, several: bool) -> None:
     group.add_argument(option.flag, type=option.read, metavar=metavar, nargs=count, **shared)
 
 
-@cache
 def _algorithm_options() -> dict[str, dict[str, Option]]:
     """Option name -> algorithm name -> the option as that algorithm has it."""
     found: dict[str, dict[str, Option]] = {}
     for algorithm, kind in REGISTRY.items():
+        with user_code(f"{kind.__name__}()"):
+            check_algorithm(kind())
         for name, option in options_of(kind).items():
             found.setdefault(name, {})[algorithm] = option
     return found
 
 
-def _merged(options: Iterable[Option]) -> Option:
+def _merged(owners: Mapping[str, Option]) -> Option:
     """One option for all the algorithms that have it; which of its words one of them takes, that algorithm checks."""
-    first, *others = options
-    assert all(other.kind is first.kind for other in others), f"{first.flag} is of several types"
+    first, *others = owners.values()
+    for who, other in owners.items():
+        if other.kind is not first.kind:
+            kinds = f"{other.kind.__name__}, and {first.kind.__name__} with {next(iter(owners))}"
+            raise UserError(f"{first.flag} of {who} is {kinds}: make it the same, or call it otherwise.")
     words = dict.fromkeys(word for option in (first, *others) for word in option.choices)
     return replace(first, choices=tuple(words), open=any(option.open for option in (first, *others)))
 
