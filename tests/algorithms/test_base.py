@@ -1,14 +1,18 @@
 """What algorithms share: the rates of a round, who takes part, and what travels with a group of parameters."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import DPSGD
-from manyheads.algorithms.base import Rates, amount
-from manyheads.engine.phase import SGD, Epochs, Steps
+from manyheads.algorithms.base import Rates, amount, run_phases
+from manyheads.algorithms.phases import WHOLE
+from manyheads.engine.phase import SGD, Epochs, Phase, Steps
+from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import run
 from manyheads.session import open_session
@@ -61,3 +65,13 @@ def test_masks_stay_and_statistics_travel() -> None:
     assert last.record is not None and last.record.accuracy_mean > 0.3
     numbers = sum(p.numel() for p in session.ctx.model.parameters()) + 2 * 8
     assert last.record.bytes_sent_per_worker == 2 * 2 * 4 * numbers, "two rounds to two neighbours, four bytes each"
+
+
+def test_phases_of_a_round_are_told_apart_by_their_names(lab: SimpleNamespace) -> None:
+    """Or the log would hold one of two, and simulated time run half as fast."""
+    ctx = lab.opened(lab.tiny(DPSGD())).ctx
+    phase = Phase("body", WHOLE, Steps(2), ctx.rates.sgd(0), ctx.objective)
+    with pytest.raises(UserError, match="two phases of a round are called 'body': give each a name of its own"):
+        run_phases(ctx.initial, [phase, phase], 0, ctx, None)
+    _, log = run_phases(ctx.initial, [phase, replace(phase, name="again")], 0, ctx, None)
+    assert {name: work.steps.tolist() for name, work in log.items()} == {"body": [2] * 4, "again": [2] * 4}

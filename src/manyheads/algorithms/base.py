@@ -263,7 +263,11 @@ def run_phases(
     for phase in phases:
         if not ctx.known(phase.update, state) & owned or phase.amount.count == 0:
             continue
+        name = phase.name or phase.stream
+        if name in log:
+            # Its work would take no simulated time, and its loss would be looked at by nobody.
+            raise UserError(f"two phases of a round are called '{name}': give each a name of its own, Phase(name=...).")
         fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
         state = State(fit.params, fit.buffers)
-        log[phase.name or phase.stream] = Work(fit.loss, ctx.steps(phase.amount, rows))
+        log[name] = Work(fit.loss, ctx.steps(phase.amount, rows))
     return state, log
