@@ -161,6 +161,7 @@ class Context:
 class Algorithm(ABC):
     """A frozen dataclass whose fields are the hyper-parameters. A round is ``local`` and ``mix``, in its ``order``.
 
+    The ``round`` that they are given counts from 0, as rates and graphs do; records and messages count from 1.
     What most have in common is said here; each says the rest.
     """
 
