@@ -115,6 +115,30 @@ def test_a_loss_that_is_no_number_stops_the_run(lab, tmp_path, stream):
     assert not (runtime.out / "summary.json").exists()
 
 
+@pytest.mark.parametrize("order", ["train-mix", "mix-train"])
+@pytest.mark.parametrize("every", [1, 3])
+def test_what_mixing_has_spoilt_is_not_put_down_to_rates(lab, order, every):
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Spoiling(DPSGD):
+        name = title = "spoiling"
+
+        def mix(self, state, round, ctx):
+            spoilt = {name: leaf.clone() for name, leaf in state.params.items()}
+            if round == 1:
+                spoilt["head.fc2.bias"][3] /= 0.0
+            return dataclasses.replace(state, params=spoilt)
+
+    begun = 3 if order == "train-mix" else 2
+    made = "look at what init and mix of spoiling give."
+    with pytest.raises(UserError) as error:
+        list(train(lab.tiny(Spoiling(order=order), rounds=4), dataclasses.replace(lab.cpu, eval_every=every)))
+    assert f"worker 3 is not a number in round {begun}, phase 'body', and its weights were not" in str(error.value)
+    if every == 1:
+        assert str(error.value).endswith(f"before it trained: {made}") and "--lr" not in str(error.value)
+    else:
+        assert "lower --lr" in str(error.value) and str(error.value).endswith(f"; or {made}")
+
+
 def test_rates_that_explode_stop_the_run_before_anything_bad_is_kept(lab, tmp_path):
     """The step that blows up is the last of its round: its own loss was fine, the loss after it is not."""
     experiment = lab.tiny(DPSGD(steps=1), lr=1e200, clip=0.0, rounds=3)

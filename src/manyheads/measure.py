@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.algorithms.base import Log, State
 from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
-from manyheads.errors import Diverged
+from manyheads.errors import Diverged, UserError
 from manyheads.metrics.accuracy import summarise
 from manyheads.metrics.consensus import consensus_error, consensus_errors
 from manyheads.metrics.similarity import mean_cosines
@@ -26,8 +26,8 @@ PerWorker = dict[str, list[float | None]]
 """The values of every worker by name; None of one that has no samples."""
 
 
-def checked_loss(log: Log, round: int, session: Session) -> float:
-    """The mean loss of the last phase; a worker whose loss is no number ends the run."""
+def checked_loss(log: Log, entered: State, round: int, session: Session) -> float:
+    """The mean loss of the last phase; a worker whose loss is no number ends the run. ``entered``: before training."""
     gather = session.ctx.network.gather
     together = gather(torch.stack([work.loss for work in log.values()], dim=1)) if log else torch.empty(0, 0)
     everywhere = dict(zip(log, together.T.contiguous(), strict=True))
@@ -37,20 +37,36 @@ def checked_loss(log: Log, round: int, session: Session) -> float:
         log,
         round,
         session,
+        entered,
     )
     return float(list(everywhere.values())[-1].nanmean()) if everywhere else float("nan")
 
 
-def check_finite(losses: Mapping[str, Sequence[float | None]], log: Log, round: int, session: Session) -> None:
+def check_finite(
+    losses: Mapping[str, Sequence[float | None]], log: Log, round: int, session: Session, entered: State | None = None
+) -> None:
     """A worker whose loss is no number ends the run, before anything of the round is kept.
 
-    ``losses``: of all workers, by where they were seen.
+    ``losses``: of all workers, by where they were seen. ``entered``: what they trained from, where that is still there.
     """
     for where, values in losses.items():
         for worker, value in enumerate(values):
             if value is not None and not isfinite(value):
                 what = f"the loss of worker {worker} is not a number in round {round + 1}, {where}"
-                raise Diverged(f"{what}: {_advice(log, session)}.")
+                if entered is None or _all_finite(entered, session)[worker]:
+                    raise Diverged(f"{what}: {_advice(log, session)}.")
+                what += ", and its weights were not finite before it trained"
+                made = f"look at what init and mix of {session.experiment.algorithm.name} give"
+                if round % session.runtime.eval_every == 0:
+                    # The round before was evaluated, and local training had left it well.
+                    raise UserError(f"{what}: {made}.")
+                raise Diverged(f"{what}: {_advice(log, session)}; or {made}.")
+
+
+def _all_finite(state: State, session: Session) -> list[bool]:
+    """Whether all weights of a worker are finite, of every worker."""
+    rows = [leaf.reshape(len(leaf), -1).isfinite().all(1) for leaf in state.params.values()]
+    return session.ctx.network.gather(torch.stack(rows).all(0).double().cpu()).bool().tolist()
 
 
 def _advice(phases: Collection[str], session: Session) -> str:

@@ -98,17 +98,20 @@ def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Ste
         last = round + 1 == ctx.rounds
         theory = runtime.theory_every > 0 and ((round + 1) % runtime.theory_every == 0 or last)
         if algorithm.order == "train-mix":
-            # Kept only where it is looked at: it is a second copy of all that moves.
-            entered = state if theory else None
+            entered = state
             state, log = trained_state(algorithm, state, round, ctx)
+            loss = checked_loss(log, entered, round, session)
+            if not theory:
+                # Kept only where it is looked at: it is a second copy of all that moves.
+                entered = None
             before = trained = state
             state = mixed = mixed_state(algorithm, state, round, ctx)
         else:
             before = state
             state = mixed = entered = mixed_state(algorithm, state, round, ctx)
             state, log = trained_state(algorithm, state, round, ctx)
+            loss = checked_loss(log, entered, round, session)
             trained = state
-        loss = checked_loss(log, round, session)
         if ctx.network.may_gather_private:
             clock.tick(log)
         record = None
