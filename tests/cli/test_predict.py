@@ -111,10 +111,31 @@ def test_a_regression_is_refused(capsys: pytest.CaptureFixture, tmp_path: Path) 
     assert f"the nets of {run} give numbers, not classes" in capsys.readouterr().err
 
 
+def one_logit(input_shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(*input_shape, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
+
+
+def test_a_net_without_a_score_for_each_class_is_refused(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    def binary(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        target = y.to(output.dtype)
+        return torch.nn.functional.binary_cross_entropy_with_logits(output[:, 0], target, reduction="none")
+
+    x = np.random.default_rng(0).random((20, 4), dtype=np.float32)
+    experiment = Experiment(
+        data=from_arrays(x, np.arange(20) % 2), model=f"{__name__}:one_logit", loss=binary, metric=binary,
+        split="iid", workers=2, rounds=1,
+    )  # fmt: skip
+    list(train(experiment, Runtime(out=tmp_path / "run", device="cpu")))
+    np.savez(tmp_path / "x.npz", x=x)
+    assert _predict(tmp_path / "run", tmp_path / "x.npz") == 2
+    said = "the net gives [1] numbers a sample, not a score for each of 2 classes: use it in Python"
+    assert said in capsys.readouterr().err
+
+
 def test_a_net_sees_few_samples_at_a_time() -> None:
     net, sizes = torch.nn.Linear(3, 2), []
     net.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
-    assert predict._predict(net, torch.rand(300, 3)).shape == (300, 2)
+    assert predict._predict(net, torch.rand(300, 3), 2).shape == (300, 2)
     assert sizes == [128, 128, 44]
 
 
@@ -125,9 +146,9 @@ def test_what_takes_long_is_said_beside_the_classes(
     monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.0)
     calculate = predict._predict
 
-    def slowly(net: torch.nn.Module, x: torch.Tensor) -> np.ndarray:
+    def slowly(net: torch.nn.Module, x: torch.Tensor, num_classes: int) -> np.ndarray:
         time.sleep(0.2)
-        return calculate(net, x)
+        return calculate(net, x, num_classes)
 
     monkeypatch.setattr(predict, "_predict", slowly)
     assert _predict(finished, tmp_path / "x.npz") == 0

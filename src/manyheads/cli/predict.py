@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> None:
     inputs = _inputs(x, described, args.data)
     # What is going on is said on stderr: a script may read the classes.
     with redirect_stdout(sys.stderr), waiting(f"predicting {len(x)} samples"):
-        probabilities = _predict(net, inputs)
+        probabilities = _predict(net, inputs, described["num_classes"])
     if not (sound := np.isfinite(probabilities).all(1)).all():
         raise UserError(
             f"{args.data}: the net's answer to sample {sound.argmin()} is no number: give x like its train samples."
@@ -131,11 +131,17 @@ def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
     return pixels.to_inputs_(x.float())
 
 
-def _predict(net: "nn.Module", x: "Tensor") -> "np.ndarray":
+def _predict(net: "nn.Module", x: "Tensor", num_classes: int) -> "np.ndarray":
     """Probabilities of the classes, [samples, ...] -> [samples, C]."""
     import torch
 
     dtype = next(net.parameters()).dtype
     with torch.inference_mode(), user_code("the model"):
-        parts = [net(part.to(dtype)).softmax(1) for part in x.split(_CHUNK)]
-    return torch.cat(parts).numpy()
+        scores = torch.cat([net(part.to(dtype)) for part in x.split(_CHUNK)])
+    if scores.ndim != 2 or scores.shape[1] < num_classes:
+        # Trained by a loss of the user's, such as that of one logit for two classes.
+        raise UserError(
+            f"the net gives {list(scores.shape[1:])} numbers a sample, not a score for each of {num_classes} classes: "
+            "use it in Python, with Run.open(...).model."
+        )
+    return scores.softmax(1).numpy()
