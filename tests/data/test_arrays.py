@@ -68,7 +68,7 @@ def test_bytes_are_pixels_and_floats_are_targets(tmp_path: Path) -> None:
         ({"x": X, "y": Y, "user": np.arange(3)}, "user is int64"),
         ({"x": X, "y": Y, "split": np.full(50, "val")}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(50, "train")}, "test part is empty"),
-        ({"x": X, "y": np.array([object()] * 50)}, "not an npz of plain arrays"),
+        ({"x": X, "y": np.array([object()] * 50)}, r"not an npz of plain arrays.*no objects \(number words by"),
         ({"x": X[:0], "y": Y[:0]}, "train part is empty"),
     ],
 )
@@ -238,7 +238,12 @@ def test_labels_of_another_kind_are_told_what_to_become() -> None:
     x = np.zeros((4, 2))
     for y, says in (
         (np.array(list("abab")), "number words by numpy.unique"),
-        (np.eye(4, dtype=int), "in Python floats"),
+        # As a column of words is that comes from pandas.
+        (np.array(list("abab"), dtype=object), "number words by numpy.unique"),
+        (np.eye(4, dtype=int), r"number one-hot rows by y\.argmax\(1\)"),
+        (np.eye(4) > 0, r"number one-hot rows by y\.argmax\(1\)"),
+        (np.array([[0], [1], [1], [1]]), r"take the one column there is, as y\[:, 0\] is"),
+        (np.ones((4, 3), dtype=int), "in Python floats"),
     ):
         with pytest.raises(UserError, match=says):
             arrays.from_arrays(x, y)

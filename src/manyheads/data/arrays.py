@@ -23,6 +23,8 @@ _MOST_CLASSES = 10**6
 _GUIDE = "The user guide shows how CSV and images become one."
 """Where those are sent who give files of another kind."""
 
+_WORDS = "number words by numpy.unique(y, return_inverse=True)[1]"
+
 WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
 
@@ -197,10 +199,10 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     except MemoryError:
         raise
     except Exception as error:  # numpy reads a damaged header as Python, and finds all kinds of faults in it
-        why = "" if "pickle" in str(error) else f" ({error})"
+        objects = "pickle" in str(error)
         raise UserError(
-            f"{path} is not an npz of plain arrays, or is damaged{why}: "
-            f"save it with numpy.savez, numbers and no objects. {_GUIDE}"
+            f"{path} is not an npz of plain arrays, or is damaged{'' if objects else f' ({error})'}: "
+            f"save it with numpy.savez, numbers and no objects{f' ({_WORDS})' if objects else ''}. {_GUIDE}"
         ) from None
 
 
@@ -237,10 +239,9 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
         wanted = "[samples, features], as x[:, None] is" if inputs.ndim == 1 else "[samples, ...]"
         raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}; give numbers {wanted}.")
     if targets.ndim < 1 or targets.dtype.kind not in "buif" or (targets.dtype.kind != "f" and targets.ndim > 1):
-        other = "or in Python floats [samples, ...] and a loss, as for a regression or several labels a sample"
-        if targets.dtype.kind in "US":
-            other = "number words by numpy.unique(y, return_inverse=True)[1]"
-        raise UserError(f"{where}: y is {targets.dtype} {list(targets.shape)}; give whole numbers [samples]; {other}.")
+        raise UserError(
+            f"{where}: y is {targets.dtype} {list(targets.shape)}; give whole numbers [samples]; {_hint(targets)}."
+        )
     if len(inputs) != len(targets):
         raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target a sample.")
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name later
@@ -250,6 +251,17 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     check_finite(f"{where}: x", values)
     check_finite(f"{where}: y", wanted)
     return values, wanted
+
+
+def _hint(targets: np.ndarray) -> str:
+    """How targets that are none become some."""
+    if targets.dtype.kind in "USO" and targets.ndim == 1:
+        return _WORDS
+    if targets.dtype.kind in "bui" and targets.shape[1:] == (1,):
+        return "take the one column there is, as y[:, 0] is"
+    if targets.dtype.kind in "bui" and targets.ndim == 2 and ((targets != 0).sum(1) == 1).all():
+        return "number one-hot rows by y.argmax(1)"
+    return "or in Python floats [samples, ...] and a loss, as for a regression or several labels a sample"
 
 
 def _users(where: str, user: Array, num_samples: int) -> Tensor:
