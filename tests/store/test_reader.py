@@ -10,9 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.algorithms import DePRL, Local
+from manyheads.algorithms import DePRL, DisPFL, Local
+from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.models import Split, build
+from manyheads.rounds import run as rounds
+from manyheads.rounds import train
 from manyheads.store import Run, RunDirectory
 from manyheads.tree import stack
 
@@ -78,6 +81,26 @@ def save_nets(directory: RunDirectory, made: list[Split], shape: tuple[int, ...]
     params = stack({name: p.detach() for name, p in net.named_parameters()} for net in made)
     buffers = stack({name: leaf for name, leaf in net.state_dict().items() if name not in params} for net in made)
     directory.save_models(params, buffers, {**ABOUT, "input_shape": list(shape)})
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_run_that_is_stopped_early_says_how_it_ends_there(lab: SimpleNamespace, tmp_path: Path, every: int) -> None:
+    experiment, runtime = lab.tiny(DePRL(), rounds=9), replace(lab.cpu, out=tmp_path, checkpoint_every=3)
+    for step in rounds(replace(lab.opened(experiment), runtime=replace(runtime, eval_every=every))):
+        if step.round == 3:
+            break
+    run, end = Run.open(tmp_path, data=experiment.data), {1: 3, 2: 4}[every]
+    with pytest.raises(UserError, match=f"or let it end with round {end}, by --rounds {end}, in Python"):
+        run.model(0)
+    assert [record.round for record in train(replace(experiment, rounds=end), runtime)] == [4] * (every == 2)
+    assert run.model(0) is not None and Run.open(tmp_path).finished
+
+
+def test_where_a_schedule_depends_on_the_rounds_none_can_end_early(lab: SimpleNamespace, tmp_path: Path) -> None:
+    experiment, runtime = lab.tiny(DisPFL(), rounds=9), replace(lab.cpu, out=tmp_path)
+    next(train(experiment, runtime))
+    with pytest.raises(UserError, match=r"has no models yet: continue it to its end\.$"):
+        Run.open(tmp_path, data=experiment.data).model(0)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float64"])

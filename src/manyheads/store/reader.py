@@ -8,7 +8,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.checkpoint import Snapshot, newest, read
+from manyheads.algorithms import find_algorithm
+from manyheads.checkpoint import Snapshot, latest_round, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import read_tensors
@@ -100,7 +101,7 @@ class Run:
         """What it takes to build the net again and to use it, and in a site whose models it has."""
         path = self.path / MODEL
         if not (path.exists() and (self.path / MODELS).exists()):
-            raise UserError(f"{self.path} has no models yet: continue it to its end.")
+            raise UserError(f"{self.path} has no models yet: continue it to its end{self._sooner()}.")
         if (described := read_object(path)) is None:
             raise UserError(f"{path} is damaged: {_ANEW}")
         return described
@@ -137,6 +138,19 @@ class Run:
             raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.")
         net.load_state_dict(weights, strict=False)
         return net.eval()
+
+    def _sooner(self) -> str:
+        """How an unfinished run comes to its end where it stands; empty: it cannot, or has not trained yet."""
+        algorithm = self._objects.get("algorithm") or find_algorithm(self.description["algorithm"]["name"])
+        if self.description["schedule"] == "corollary" or (algorithm is not None and algorithm.uses_rounds):
+            return ""
+        kept = latest_round(self.path / CHECKPOINT)
+        shown = max((record["round"] for record in self.metrics()), default=0)
+        # A run ends in a round that was evaluated, or with one more, which will be.
+        if not (end := shown if shown >= kept else kept + 1):
+            return ""
+        how = f"--rounds {end}, in Python replace(experiment, rounds={end}), and the same out"
+        return f", or let it end with round {end}, by {how}"
 
     def _records(self, name: str) -> list[dict[str, Any]]:
         found = [record for _, record in read_lines(self.path / name)]
