@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from manyheads.algorithms import DePRL
+from manyheads.algorithms import DPSGD, DePRL
 from manyheads.data import load
 from manyheads.models import build
 from manyheads.new_workers import NewWorkers
@@ -56,11 +56,29 @@ def test_records_are_believed(tmp_path: Path, records_lab: SimpleNamespace) -> N
     made, other = (PAPER.trial("deprl", "cifar10", 0.1, seed=seed) for seed in (1, 12))
     records_lab.write(records, made, seconds=300.0)
     on_cpu, on_gpu = Costs(records.folder, "cpu")(other), Costs(records.folder, "cuda")(other)
-    assert (on_cpu.seconds, on_cpu.measured) == (300.0, True)
+    assert (on_cpu.seconds, on_cpu.measured) == (pytest.approx(300.0), True)
     assert not on_gpu.measured
     both = total([on_cpu, on_gpu])
     assert both.seconds == on_cpu.seconds + on_gpu.seconds
     assert not both.measured
+
+
+def test_a_measured_time_grows_with_the_work(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    """Of what is not training alone it does not: what is scored takes as long whatever is trained."""
+    records = Records(tmp_path)
+    records_lab.write(records, PAPER.trial(DPSGD(epochs=3), "mobiact", 0.3, seed=1), seconds=300.0)
+    costs = Costs(records.folder, "cpu")
+    found = [costs(PAPER.trial(DPSGD(epochs=epochs), "mobiact", 0.3, seed=1)) for epochs in (1, 2, 3, 4, 6)]
+    assert all(one.measured for one in found)
+    seconds = [one.seconds for one in found]
+    assert seconds[2] == pytest.approx(300.0) and seconds == sorted(seconds)
+    assert 1.9 * seconds[2] < seconds[4] < 2 * seconds[2]
+    steps = costs(PAPER.trial(DPSGD(steps=2), "mobiact", 0.3, seed=1))
+    seldom, often, theory = (
+        costs(PAPER.trial(DPSGD(), "mobiact", 0.3, seed=1, every=every, theory=theory)).seconds
+        for every, theory in ((20, False), (1, False), (1, True))
+    )
+    assert steps.seconds < seconds[2] and seldom < seconds[2] < often < theory
 
 
 def test_a_run_that_new_workers_build_on_counts_once(tmp_path: Path) -> None:

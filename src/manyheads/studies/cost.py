@@ -1,5 +1,6 @@
 """What trials will take, before they run: by records of runs alike where there are any, else estimated."""
 
+import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from manyheads.data import Dataset
 from manyheads.data.dataset import RAW
 from manyheads.errors import UserError
+from manyheads.experiment import Experiment
 from manyheads.machine import cores
 from manyheads.recipes import step_seconds
 from manyheads.store.layout import EXPERIMENT, SUMMARY, read_description, read_object
@@ -62,21 +64,16 @@ class Costs:
 
     def __call__(self, trial: Trial, *, trained: bool = False) -> Estimate:
         """A trial's time and memory; ``trained``: the run that its new workers build on has been made."""
-        kind = (trial.data, str(trial.experiment.model), trial.experiment.algorithm.name, trial.experiment.workers)
-        paces = self._paces.get(kind, [])
+        paces = self._paces.get(_kind(trial), [])
         seconds = 0.0
         if not trained:
-            seconds += trial.source.rounds * median(paces) if paces else self._guess(trial.source)
+            passes = trial.source.rounds * _work(trial.source)
+            seconds += passes * median(paces) if paces else self._passes(trial, passes)
         if trial.new is not None:
             seconds += self._passes(trial, trial.new.head_epochs * _FORWARD)
         if self.on_gpu:
             seconds += _GPU_START_SECONDS
         return Estimate(seconds, _bytes(trial), bool(paces))
-
-    def _guess(self, trial: Trial) -> float:
-        train, test = _samples(trial)
-        scored = _FORWARD * (2 * test + train) / train + 2 * trial.theory
-        return trial.source.rounds * self._passes(trial, _passes_a_round(trial) + scored / trial.every)
 
     def _passes(self, trial: Trial, passes: float) -> float:
         """Seconds that passes over all train samples take."""
@@ -103,6 +100,13 @@ def total(estimates: Sequence[Estimate]) -> Estimate:
         max((one.bytes for one in estimates), default=0.0),
         all(one.measured for one in estimates),
     )
+
+
+def _work(trial: Trial) -> float:
+    """Passes over all train samples that a round comes to, what is looked at included."""
+    train, test = _samples(trial)
+    scored = _FORWARD * (2 * test + train) / train + 2 * trial.theory
+    return _passes_a_round(trial) + scored / trial.every
 
 
 def _passes_a_round(trial: Trial) -> float:
@@ -137,25 +141,29 @@ def _samples(trial: Trial) -> tuple[int, int]:
     return (len(data.x_train), len(data.x_test)) if isinstance(data, Dataset) else SAMPLES[data.removesuffix(RAW)]
 
 
-def _paces(records: Path, on_gpu: bool) -> dict[tuple[str, str, str, int], list[float]]:
-    """Seconds a round by data, net, algorithm and workers, of the records made on such a device."""
-    found: dict[tuple[str, str, str, int], list[float]] = {}
-    for experiment, summary in _pairs(records):
+_Kind = tuple[str, str, str, int]
+"""Data, net, algorithm and workers of runs alike."""
+
+
+def _kind(trial: Trial) -> _Kind:
+    return trial.data, str(trial.experiment.model), trial.experiment.algorithm.name, trial.experiment.workers
+
+
+def _paces(records: Path, on_gpu: bool) -> dict[_Kind, list[float]]:
+    """Seconds that a pass over all train samples took, by kind of run, in the records made on such a device."""
+    found: dict[_Kind, list[float]] = {}
+    for trial, summary in _recorded(records):
         if (summary.get("runtime", {}).get("device", "cpu") != "cpu") == on_gpu:
-            kind = (
-                str(experiment["data"]),
-                str(experiment["model"]),
-                experiment["algorithm"]["name"],
-                experiment["workers"],
-            )
-            found.setdefault(kind, []).append(summary["seconds"] / summary["rounds"])
+            found.setdefault(_kind(trial), []).append(summary["seconds"] / summary["rounds"] / _work(trial))
     return found
 
 
-def _pairs(records: Path) -> Iterable[tuple[dict[str, Any], dict[str, Any]]]:
-    """What each record computes, and what it came to."""
+def _recorded(records: Path) -> Iterable[tuple[Trial, dict[str, Any]]]:
+    """The runs of the records on data that are known, and what each came to."""
     for summary in sorted(records.glob(f"*/{SUMMARY}")):
         with suppress(UserError):
-            experiment, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
-            if end is not None:
-                yield experiment, end
+            described, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
+            experiment = Experiment.from_json(json.dumps(described))
+            if end is not None and str(experiment.data).removesuffix(RAW) in SAMPLES:
+                every = round(end["rounds"] / end["evaluated_rounds"])
+                yield Trial(experiment, {}, every=every, theory=end.get("theory_m") is not None), end
