@@ -114,8 +114,21 @@ def test_code_of_the_users_that_has_changed_is_refused(
                 shelf.start(tmp_path / "run", experiment)
         else:
             shelf.start(tmp_path / "run", experiment)
+            shelf.save_checkpoint(tmp_path / "run", 3, experiment)
     kept = json.loads((tmp_path / "run" / "code.json").read_text())
     assert kept.keys() == {"python", "algorithm", "transform"}, "the net is the package's"
+
+
+def test_code_may_change_until_there_is_something_to_go_on_from(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    """As when its first mistake has shown in the first round."""
+    first, mended = (replace(shelf.experiment, transform=code) for code in (lambda x, rng: x + y, lambda x, rng: x))  # noqa: F821
+    file = shelf.start(tmp_path, first).path / "code.json"
+    kept = file.read_bytes()
+    shelf.start(tmp_path, mended)
+    assert file.read_bytes() != kept
+    shelf.save_checkpoint(tmp_path, 1, mended)
+    with shelf.refused(tmp_path, "was begun with other code of its transform"):
+        shelf.start(tmp_path, first)
 
 
 def test_code_is_kept_from_the_beginning_on(shelf: SimpleNamespace, tmp_path: Path) -> None:

@@ -199,13 +199,16 @@ class RunDirectory:
         self._keep_code(experiment)
 
     def _keep_code(self, experiment: Experiment) -> None:
-        """Keep what the user's code is known by; code that has changed is refused, or one curve would be of two."""
-        if name := self.changed_code(experiment):
+        """Keep what the user's code is known by; code that has changed is refused, or one curve would be of two.
+
+        Until there is something to go on from, code may change: its first mistakes show in the first round.
+        """
+        name, now = self.changed_code(experiment), hashes(experiment)
+        if name and (self.finished_rounds() or latest_round(self.path / CHECKPOINT)):
             raise UserError(
                 f"{self.path} was begun with other code of its {name}: put that back, or choose another --out."
             )
-        now = hashes(experiment)
-        if now and not (self.path / CODE).exists() and not self.finished_rounds():
+        if now and (name or not (self.path / CODE).exists()) and not self.finished_rounds():
             write_json(self.path / CODE, now)
 
 
