@@ -14,8 +14,7 @@ import hashlib
 import json
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,12 +26,11 @@ from safetensors import safe_open
 from torch import Tensor
 
 from manyheads.errors import Passing, UserError
-from manyheads.files import make_folder, sha256, write_atomically, write_tensors
+from manyheads.files import make_folder, sha256, shows, write_atomically, write_tensors
 from manyheads.tree import Buffers, Params
 
 _KEPT = 2
 _MANIFEST = "manifest.json"
-_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Checkpoints:
             self._refuse_another_run()
             make_folder(self.folder)
             write_atomically(self.folder / "generation", self.generation.encode())
-        elif not self._shows(self._owns):
+        elif not shows(self._owns, self.patience):
             raise UserError(
                 f"process {self.rank} does not see what process 0 writes to {self.folder}:"
                 " choose an --out on a disk that all of them see."
@@ -142,9 +140,10 @@ class Checkpoints:
         """Make the rows that all processes have written a checkpoint, and delete what it makes superfluous."""
         self._check_generation()
         place = _place(self.folder, round)
-        self._shows(lambda: len(self._written(place)) >= self.num_ranks)
+        shows(lambda: len(self._written(place)) >= self.num_ranks, self.patience)
         files = self._written(place)
-        if len(files) != self.num_ranks or not _covers(files, self.num_workers):
+        held = [range(rows.first, rows.stop) for rows in files]
+        if len(files) != self.num_ranks or not covers(held, self.num_workers):
             raise Passing(
                 f"{place} holds the rows of {len(files)} of {self.num_ranks} processes:"
                 " choose an --out on a disk that all of them see."
@@ -168,15 +167,6 @@ class Checkpoints:
         """Whether the generation that process 0 has written is seen from here."""
         owner = self.folder / "generation"
         return owner.exists() and owner.read_text() == self.generation
-
-    def _shows(self, what: Callable[[], bool]) -> bool:
-        """Whether something that another process has written shows here, now or after a while."""
-        deadline = time.monotonic() + self.patience
-        while not what():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return True
 
     def _check_generation(self) -> None:
         owner = self.folder / "generation"
@@ -228,6 +218,16 @@ def newest(folder: Path, at_most: int | None = None, workers: range | None = Non
 def latest_round(folder: Path) -> int:
     """The round of the newest complete checkpoint, damaged or not; 0: there is none."""
     return max(_complete_rounds(folder), default=0)
+
+
+def covers(blocks: Iterable[range], num_workers: int) -> bool:
+    """Whether blocks in ascending order hold every worker once."""
+    end = 0
+    for workers in blocks:
+        if workers.start != end:
+            return False
+        end = workers.stop
+    return end == num_workers
 
 
 def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
@@ -303,16 +303,6 @@ def _read_manifest(place: Path, round: int) -> Manifest:
     if manifest.round != round:
         raise _Damaged(f"{_MANIFEST} is of round {manifest.round}")
     return manifest
-
-
-def _covers(files: Iterable[RowsFile], num_workers: int) -> bool:
-    """Whether blocks in ascending order hold every worker once."""
-    end = 0
-    for rows in files:
-        if rows.first != end:
-            return False
-        end = rows.stop
-    return end == num_workers
 
 
 def _place(folder: Path, round: int) -> Path:

@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from math import isfinite
@@ -21,7 +21,7 @@ from torch import Tensor
 from manyheads.errors import Passing, UserError
 from manyheads.tree import as_bytes
 
-_LOCK_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.1
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -79,18 +79,25 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
 
     One that is about to end may be waited for, ``patience`` seconds long.
     """
-    deadline = time.monotonic() + patience
     with disk_errors(folder):
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with disk_errors(folder):
-            while not _ours(handle):
-                if time.monotonic() >= deadline:
-                    raise Passing(f"another run is writing to {folder}: wait for it, stop it, or choose another --out.")
-                time.sleep(_LOCK_POLL_SECONDS)
+            if not shows(lambda: _ours(handle), patience):
+                raise Passing(f"another run is writing to {folder}: wait for it, stop it, or choose another --out.")
         yield
     finally:
         os.close(handle)
+
+
+def shows(what: Callable[[], bool], patience: float) -> bool:
+    """Whether what another process does to files shows here, now or within ``patience`` seconds."""
+    deadline = time.monotonic() + patience
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -104,7 +104,8 @@ class Saver:
             self.directory.save_some_models(session.ctx.network.workers, models.params, models.buffers)
             sharers.wait_long()
             if sharers.rank == 0:
-                self.directory.join_models(session.describe_model())
+                everyone = session.experiment.workers
+                self.directory.join_models(session.describe_model(), everyone, sharers.patience)
         if sharers.rank == 0:
             alike = self._compare_workers(models.params) | self._describe_mixing()
             disturbed = {"disturbances": session.sites.disturbances} if session.sites else {}

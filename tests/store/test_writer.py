@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -298,9 +299,30 @@ def test_parts_are_joined_to_the_very_file_of_one_process(
         some = ({name: leaf[rows] for name, leaf in tree.items()} for tree in (params, buffers))
         parted.save_some_models(workers, *some)
     monkeypatch.delattr(torch, "cat")
-    parted.join_models({"num_outputs": 3})
+    parted.join_models({"num_outputs": 3}, num_workers=12, patience=0)
     same = shelf.contents(parted.path) == shelf.contents(whole.path)
     assert same, "the bytes themselves would be minutes of difference to show"
+
+
+def test_models_are_joined_only_where_every_worker_has_one(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    """On a network's disk a part may be late: without it, others would get the models of its workers."""
+    directory = shelf.start(tmp_path)
+
+    def save(workers: range) -> None:
+        directory.save_some_models(workers, {"head.w": torch.tensor(workers)}, {})
+
+    def join(patience: float) -> None:
+        directory.join_models({"num_outputs": 3}, num_workers=100_002, patience=patience)
+
+    save(range(4))
+    save(range(100_000, 100_002))
+    with shelf.refused(tmp_path, r"the models of 6 of 100002 workers: choose an --out on a disk that all processes"):
+        join(0)
+    with ThreadPoolExecutor() as pool:
+        joining = pool.submit(join, 30)
+        save(range(4, 100_000))
+        joining.result(30)
+    assert torch.equal(dict(directory.models(["head.w"]))["head.w"], torch.arange(100_002))
 
 
 def test_a_directory_that_is_being_written_is_not_taken_up(shelf: SimpleNamespace, tmp_path: Path) -> None:

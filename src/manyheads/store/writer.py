@@ -10,14 +10,15 @@ import numpy as np
 from safetensors import safe_open
 from torch import Tensor
 
-from manyheads.checkpoint import latest_round
+from manyheads.checkpoint import covers, latest_round
 from manyheads.data.federation import is_other_data
-from manyheads.errors import UserError
+from manyheads.errors import Passing, UserError
 from manyheads.experiment import Experiment, flat
 from manyheads.files import (
     disk_errors,
     locked,
     read_tensors,
+    shows,
     sync,
     to_json,
     write_atomically,
@@ -138,11 +139,21 @@ class RunDirectory:
 
     def save_some_models(self, workers: range, params: Params, buffers: Buffers) -> None:
         """Keep what some workers deploy, until ``join_models``."""
-        write_tensors(self.path / f".models-{workers.start:05d}.part", {**params, **buffers})
+        write_tensors(self.path / f".models-{workers.start:05d}-{workers.stop - 1:05d}.part", {**params, **buffers})
 
-    def join_models(self, description: dict[str, Any]) -> None:
-        """``save_models`` with what ``save_some_models`` has kept of all workers."""
-        parts = sorted(self.path.glob(".models-*.part"))
+    def join_models(self, description: dict[str, Any], num_workers: int, patience: float) -> None:
+        """``save_models`` with what ``save_some_models`` has kept of all workers.
+
+        ``patience``: seconds that what another host has kept may take to show here.
+        """
+        whole = shows(lambda: covers(self._some_models(), num_workers), patience)
+        found = self._some_models()
+        if not whole:
+            raise Passing(
+                f"{self.path} holds the models of {sum(map(len, found))} of {num_workers} workers:"
+                " choose an --out on a disk that all processes see."
+            )
+        parts = found.values()
         write_json(self.path / MODEL, description)
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(part, framework="pt")) for part in parts]
@@ -162,6 +173,14 @@ class RunDirectory:
         """Write the summary: the last record and whatever else is worth knowing. It makes the run finished."""
         values = record.metrics()
         write_json(self.path / SUMMARY, {"rounds": values.pop("round"), **values, **extra})
+
+    def _some_models(self) -> dict[range, Path]:
+        """The workers of each part that ``save_some_models`` has kept, in their order, and its file."""
+        found = {}
+        for part in self.path.glob(".models-*.part"):
+            first, last = map(int, part.stem.split("-")[1:])
+            found[range(first, last + 1)] = part
+        return dict(sorted(found.items(), key=lambda item: item[0].start))
 
     def _add_line(self, name: str, value: dict[str, Any]) -> None:
         path = self.path / name
