@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from manyheads import saver as module
 from manyheads.algorithms import DPSGD, REGISTRY, DePRL, Local
 from manyheads.checkpoint import Checkpoints, latest_round
-from manyheads.metrics.similarity import mean_off_diagonal
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
 from manyheads.store import RunDirectory
@@ -107,13 +107,25 @@ def test_similarities_of_every_algorithm(name: str, lab, tmp_path: Path):
     summary = json.loads((out / "summary.json").read_text())
     rounds = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     for kind in ("heads", "representations"):
-        measured = [row[f"similarity_{kind}"] for row in rounds]
-        assert measured[-1] == pytest.approx(summary[f"similarity_{kind}"], abs=1e-6)
+        assert rounds[-1][f"similarity_{kind}"] == summary[f"similarity_{kind}"]
     for kind, matrix in maps.items():
         assert matrix.shape == (4, 4)
         assert torch.equal(matrix, matrix.T)
         assert torch.allclose(matrix.diagonal(), torch.ones(4))
-        assert summary[f"similarity_{kind}"] == mean_off_diagonal(matrix)
+        every_two = matrix[~torch.eye(4, dtype=torch.bool)]
+        assert summary[f"similarity_{kind}"] == pytest.approx(float(every_two.double().mean()), abs=1e-7)
+
+
+def test_of_many_workers_there_are_means_and_no_maps(lab, tmp_path: Path, monkeypatch):
+    kept = {}
+    for most in (4, 3):
+        monkeypatch.setattr(module, "_MOST_MAPPED", most)
+        out = tmp_path / str(most)
+        list(train(lab.tiny(DePRL()), replace(lab.cpu, out=out)))
+        assert (out / "similarity.safetensors").exists() == (most == 4)
+        summary = json.loads((out / "summary.json").read_text())
+        kept[most] = {name: value for name, value in summary.items() if name.startswith("similarity")}
+    assert kept[3] == kept[4] and len(kept[3]) == 3
 
 
 def test_a_server_makes_all_alike_and_training_alone_does_not(lab, tmp_path: Path):
@@ -122,7 +134,7 @@ def test_a_server_makes_all_alike_and_training_alone_does_not(lab, tmp_path: Pat
         out = tmp_path / algorithm.name
         list(train(lab.tiny(algorithm), replace(lab.cpu, out=out)))
         kept[algorithm.name] = json.loads((out / "summary.json").read_text())
-    assert kept["fedrep"]["similarity_representations"] == 1.0
+    assert kept["fedrep"]["similarity_representations"] == pytest.approx(1, abs=1e-12)
     assert kept["local"]["similarity_representations"] < kept["deprl"]["similarity_representations"] < 1
     assert kept["fedrep"]["similarity_data"] == kept["local"]["similarity_data"]
     # Only a graph mixes: P of a ring of four has the eigenvalues 1, 1/3, 1/3 and -1/3.

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
@@ -10,7 +10,7 @@ from manyheads.algorithms.base import State
 from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.errors import UserError
 from manyheads.files import write_tensors
-from manyheads.metrics.similarity import mean_off_diagonal, similarities
+from manyheads.metrics.similarity import mean_cosine, mean_cosines, similarities
 from manyheads.metrics.theorem import describe
 from manyheads.record import Record
 from manyheads.session import Session
@@ -24,6 +24,8 @@ _DISK_BYTES_PER_SECOND = 200e6
 """A careful guess of how long the first checkpoint takes; later ones are measured."""
 _MOST_MIXED = 500
 """Workers up to whom the spectrum of their graph takes no time to speak of."""
+_MOST_MAPPED = 1000
+"""Workers up to whom the cosines between every two of them are kept: three maps take 12 MB."""
 
 
 class Saver:
@@ -107,23 +109,28 @@ class Saver:
                 everyone = session.experiment.workers
                 self.directory.join_models(session.describe_model(), everyone, sharers.patience)
         if sharers.rank == 0:
-            alike = self._compare_workers(models.params) | self._describe_mixing()
+            alike = self._compare_workers(models.params, record) | self._describe_mixing()
             disturbed = {"disturbances": session.sites.disturbances} if session.sites else {}
             about = {"notes": session.notes, "runtime": session.describe_runtime()}
             self.directory.finish(record, {**alike, **disturbed, **about})
         # Nobody goes on to read a summary that is not there yet.
         sharers.wait_long()
 
-    def _compare_workers(self, names: Iterable[str]) -> dict[str, float]:
-        """Keep how alike the workers' data and models are; the mean over every two workers."""
+    def _compare_workers(self, names: Collection[str], record: Record) -> dict[str, float]:
+        """Keep how alike every two workers' data and models are; the means that the last record does not have."""
         session = self.session
         if not session.ctx.network.may_gather_private:
             session.notes.append("How alike the workers are is not said: heads stay where they are.")
             return {}
-        classes = session.everyone.num_classes is not None
-        maps = similarities(self.directory.models(names), session.everyone.class_counts if classes else None)
-        write_tensors(self.directory.path / SIMILARITY, maps)
-        return {f"similarity_{what}": mean_off_diagonal(matrix) for what, matrix in maps.items()}
+        counts = None if session.everyone.num_classes is None else session.everyone.class_counts
+        if session.experiment.workers <= _MOST_MAPPED:
+            write_tensors(self.directory.path / SIMILARITY, similarities(self.directory.models(names), counts))
+        means = {}
+        if record.similarity_heads is None and record.similarity_representations is None:
+            means = mean_cosines(dict(self.directory.models(names)))
+        if counts is not None and (mean := mean_cosine([counts])) is not None:
+            means["similarity_data"] = mean
+        return means
 
     def _describe_mixing(self) -> dict[str, Any]:
         """How fast the workers' graph mixes, and what Theorem 1 makes of it."""

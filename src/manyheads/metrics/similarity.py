@@ -1,6 +1,6 @@
 """How alike the workers are: cosines between their data, their heads and their representations."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +10,9 @@ from manyheads.tree import Params, flatten, group, select
 
 _BLOCK_NUMBERS = 1 << 22
 """A block in double precision takes 32 MB, whatever the size of the leaf."""
+
+_COLUMNS = 1 << 14
+"""Longer sums torch would spread over threads, whose number would then show in their last bits."""
 
 _KINDS = {"head": "heads", "representation": "representations"}
 
@@ -31,31 +34,28 @@ def similarities(models: Iterable[tuple[str, Tensor]], class_counts: Tensor | No
 
 
 def mean_cosines(params: Params) -> dict[str, float]:
-    """The mean over every two workers of the cosines of their heads and representations [N, ...].
+    """The means over every two workers of the cosines of their heads and representations, from leaves [N, ...]."""
+    leaves = {kind: list(select(params, {part}).values()) for part, kind in _KINDS.items()}
+    means = {f"similarity_{kind}": mean_cosine(parts) for kind, parts in leaves.items()}
+    return {name: mean for name, mean in means.items() if mean is not None}
 
-    Without a map of N x N: N unit vectors with the sum u have |u|^2 as the sum of all their products. Empty for a
-    single worker.
+
+def mean_cosine(leaves: Sequence[Tensor]) -> float | None:
+    """The mean over every two workers of the cosine of their rows, all leaves [N, ...] side by side.
+
+    Without a map of N x N: N unit vectors with the sum u have |u|^2 as the sum of all their products. None where there
+    are no two workers, or no leaves.
     """
-    found = {}
-    for part, kind in _KINDS.items():
-        leaves = [flatten(leaf) for leaf in select(params, {part}).values()]
-        if not leaves or len(leaves[0]) == 1:
-            continue
-        count = len(leaves[0])
-        norms = torch.stack([square_norms(leaf) for leaf in leaves]).sum(0).sqrt()
-        scale = torch.where(norms == 0, 0, 1 / norms).unsqueeze(1)
-        total = 0.0
-        for leaf in leaves:
-            for rows in leaf.split(max(1, _BLOCK_NUMBERS // count), dim=1):
-                total += float((rows.to(torch.float64) * scale).sum(0).square().sum())
-        found[f"similarity_{kind}"] = (total - int((norms != 0).sum())) / (count * (count - 1))
-    return found
-
-
-def mean_off_diagonal(matrix: Tensor) -> float:
-    """Mean over every two different workers of [N, N]."""
-    pairs = len(matrix) * (len(matrix) - 1)
-    return float((matrix.double().sum() - matrix.diagonal().double().sum()) / pairs)
+    if not leaves or len(leaves[0]) == 1:
+        return None
+    count = len(leaves[0])
+    norms = torch.stack([square_norms(leaf) for leaf in leaves]).sum(0).sqrt()
+    scale = torch.where(norms == 0, 0, 1 / norms).unsqueeze(1)
+    total = 0.0
+    for leaf in leaves:
+        for rows in flatten(leaf).split(max(1, min(_COLUMNS, _BLOCK_NUMBERS // count)), dim=1):
+            total += float((rows.to(torch.float64) * scale).sum(0).square().sum())
+    return (total - int((norms != 0).sum())) / (count * (count - 1))
 
 
 def _products(leaf: Tensor) -> Tensor:

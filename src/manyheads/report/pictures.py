@@ -155,10 +155,12 @@ def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[floa
         digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 1, 6))
         _scale(figure, image, lambda value: f"{value:z.{digits}f}")
         axes.apply_aspect()
-        corners = fractions(axes, np.array([[-0.5, -0.5], [len(values) - 0.5] * 2]))
-        # Where a worker has no cosine there is none to show: JSON knows no NaN.
-        rounded = [[round(v, digits) + 0.0 if np.isfinite(v) else None for v in row] for row in values.tolist()]
-        hover = {"cells": {"box": corners.ravel().tolist(), "values": rounded}} if len(values) <= _MOST_MAPPED else {}
+        hover = {}
+        if len(values) <= _MOST_MAPPED:
+            corners = fractions(axes, np.array([[-0.5, -0.5], [len(values) - 0.5] * 2]))
+            # Where a worker has no cosine there is none to show: JSON knows no NaN.
+            rounded = [[round(v, digits) + 0.0 if np.isfinite(v) else None for v in row] for row in values.tolist()]
+            hover = {"cells": {"box": corners.ravel().tolist(), "values": rounded}}
         said = f"on a scale from {limits[0]:z.{digits}f} to {limits[1]:z.{digits}f}"
         return finish(name, figure, f"{title}: cosines of {len(values)} workers, {said}.", hover)
 
