@@ -111,7 +111,7 @@ class Saver:
         if sharers.rank == 0:
             alike = self._compare_workers(models.params, record) | self._describe_mixing()
             disturbed = {"disturbances": session.sites.disturbances} if session.sites else {}
-            about = {"notes": session.notes, "runtime": session.describe_runtime()}
+            about = {"root": session.experiment.root, "notes": session.notes, "runtime": session.describe_runtime()}
             self.directory.finish(record, {**alike, **disturbed, **about})
         # Nobody goes on to read a summary that is not there yet.
         sharers.wait_long()

@@ -11,6 +11,8 @@ from safetensors.numpy import save_file
 
 from manyheads.algorithms import REGISTRY, get_algorithm
 from manyheads.experiment import Experiment
+from manyheads.metrics.theorem import describe
+from manyheads.parts import connect
 from manyheads.recipes import RECIPES
 from manyheads.report import open_comparison, write
 
@@ -110,7 +112,14 @@ def _write_run(
     if finished:
         runtime = {"manyheads": "0.1.0", "torch": "2.6.0", "python": "3.12.1", "device": "cpu", "engine": "batched"}
         last = {"rounds": rounds, **{name: value for name, value in records[-1].items() if name != "round"}}
-        summary = {**last, "notes": ["7 workers hold fewer than 3 classes."], "runtime": runtime}
+        if kind.exchange == "graph":
+            last |= describe(connect(experiment)).numbers
+        summary = {
+            **last,
+            "root": experiment.root,
+            "notes": ["7 workers hold fewer than 3 classes."],
+            "runtime": runtime,
+        }
         (path / "summary.json").write_text(json.dumps(summary))
     return path
 

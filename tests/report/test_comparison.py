@@ -127,9 +127,9 @@ def test_runs_that_disagree_are_refused_and_the_option_is_named(tmp_path: Path, 
 
 def test_links_with_weights_of_their_own_stand_beside_other_graphs(tmp_path: Path, write_run):
     for algorithm in ("deprl", "d-psgd", "local"):
-        write_run(tmp_path / algorithm, algorithm, graph="ring")
+        write_run(tmp_path / algorithm, algorithm, graph="ring", workers=3)
         if algorithm != "local":
-            write_run(tmp_path / f"{algorithm}-own", algorithm, graph="links:0-1=0.3,1-2=0.3", weights=None)
+            write_run(tmp_path / f"{algorithm}-own", algorithm, graph="links:0-1=0.3,1-2=0.3", weights=None, workers=3)
     comparison = open_comparison(tmp_path)
     assert (comparison.grid, comparison.shared["weights"]) == (("graph",), "metropolis")
     assert len(comparison.cells) == 6

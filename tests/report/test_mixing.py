@@ -1,11 +1,14 @@
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
-from manyheads.metrics.theorem import of_mixing
+from manyheads.algorithms import DPSGD
+from manyheads.metrics.theorem import describe, of_mixing
 from manyheads.report.comparison import open_comparison
-from manyheads.report.mixing import mixed_by, rows
-from manyheads.topology import build_mixing, spectral
+from manyheads.report.mixing import mixed_by, rows, steady_mixing
+from manyheads.rounds import run
+from manyheads.topology import build_mixing, edges, spectral
 
 
 def test_systems_that_mix_alike_share_a_row_whatever_else_differs(tmp_path: Path, write_run):
@@ -34,9 +37,24 @@ def test_the_theorem_has_nothing_to_say_about_some(tmp_path: Path, write_run, op
     (row,) = rows(comparison)
     assert (row.graph, row.powers, row.verdict) == (name, (), "does not apply")
     assert 0 < float(row.gap) < 1
-    mixed = mixed_by(comparison.runs[0])
-    assert mixed is not None
-    assert mixed.numbers.keys() == {"spectral_gap", "theorem_1"}
+    assert mixed_by(comparison.runs[0]).keys() == {"spectral_gap", "theorem_1"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Apart(DPSGD):
+    """Drawn from other random numbers than other runs with the seed."""
+
+    name = "apart"
+    stream = "apart"
+
+
+def test_the_graph_is_the_one_that_the_run_has_drawn(tmp_path: Path, lab):
+    session = lab.opened(lab.tiny(Apart(), graph="random:0.5"))
+    list(run(replace(session, runtime=replace(lab.cpu, out=tmp_path / "run"))))
+    (found,) = open_comparison(tmp_path).runs
+    assert edges(steady_mixing(found)) == edges(session.mixing)
+    assert edges(session.mixing) != edges(build_mixing("random:0.5", 4, seed=session.experiment.seed))
+    assert mixed_by(found) == describe(session.mixing).numbers
 
 
 def test_without_a_graph_there_is_none(tmp_path: Path, write_run):

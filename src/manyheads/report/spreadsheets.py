@@ -97,8 +97,8 @@ def _workers(run: Finished) -> Iterator[Line]:
 
 def _mixing(run: Finished) -> Iterator[Line]:
     """The spectral gap and Theorem 1's constants of a run on a graph."""
-    if (mixed := mixed_by(run)) is not None:
-        yield {"graph": run.options["graph"], "workers": run.options["workers"], **mixed.numbers}
+    if mixed := mixed_by(run):
+        yield {"graph": run.options["graph"], "workers": run.options["workers"], **mixed}
 
 
 def _plain(summary: Line) -> Line:
