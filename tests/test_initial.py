@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from manyheads import train
-from manyheads.algorithms import REGISTRY, DePRL, FedRep
+from manyheads.algorithms import REGISTRY, DePRL, FedRep, FedRoD
 from manyheads.data import Dataset
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
 from manyheads.engine.local import LocalEngine
@@ -74,7 +74,7 @@ class Redrawn(Prototypes):
         nn.init.normal_(self.points)
 
 
-def test_a_head_of_the_users_own_is_drawn_as_it_says_or_refused(lab):
+def test_a_head_of_the_users_own_is_drawn_as_it_says(lab):
     algorithm = DePRL(heads="random")
 
     def first_heads(head: nn.Module) -> torch.Tensor:
@@ -83,8 +83,30 @@ def test_a_head_of_the_users_own_is_drawn_as_it_says_or_refused(lab):
         return algorithm.init(ctx).params["head.3.points"]
 
     assert len({tuple(row.flatten().tolist()) for row in first_heads(Redrawn())}) == 4
-    with pytest.raises(UserError, match="--heads random: Prototypes in the head cannot be drawn anew"):
-        first_heads(Prototypes())
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "why"),
+    [
+        (DePRL(heads="random"), {"head": "2"}, "--heads random: Prototypes in the head cannot be drawn anew"),
+        (FedRep(heads="random"), {}, "--heads random: Prototypes in the head cannot be drawn anew"),
+        (FedRoD(), {"head": "none"}, "fedrod needs a head to add another to"),
+    ],
+)
+def test_a_net_that_an_algorithm_cannot_begin_with_is_refused_before_anything_is_written(
+    lab, tmp_path, algorithm, changes, why
+):
+    net = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.BatchNorm1d(6), Prototypes())
+    with pytest.raises(UserError, match=why):
+        next(iter(train(lab.tiny(algorithm, model=net, **changes), replace(lab.cpu, out=tmp_path / "run"))))
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_not_trained_need_not_be_drawn_anew(lab):
+    algorithm = DePRL(heads="random")
+    net = nn.Sequential(nn.Linear(6, 6), Prototypes().requires_grad_(False), nn.Linear(3, 3))
+    ctx = lab.opened(lab.tiny(algorithm, model=net, head="1")).ctx
+    assert algorithm.init(ctx).params.keys() == ctx.initial.params.keys()
 
 
 class Turned(nn.Module):

@@ -2,9 +2,10 @@
 
 import copy
 from collections.abc import Mapping
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyheads.algorithms.base import State
 from manyheads.data import Federation
@@ -12,8 +13,7 @@ from manyheads.engine.phase import Engine
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import DTYPES
-from manyheads.models.norm import BatchNorm
-from manyheads.models.split import Split, constants_of, hold_still, statistics
+from manyheads.models.split import Split, constants_of, drawn_layers, hold_still, statistics
 from manyheads.randomness import key, torch_seed
 from manyheads.tree import Params, shapes, stack
 
@@ -77,21 +77,8 @@ def random_heads(model: Split, seed: int, ids: tuple[int, ...]) -> Params:
     def draw(worker: int) -> Params:
         head = copy.deepcopy(model.get_submodule("head"))
         with torch_seed(key(seed, "heads", worker=worker)):
-            for module in head.modules():
-                _draw_anew(module)
+            for layer in drawn_layers(head):
+                cast(Any, layer).reset_parameters()
         return {f"head.{name}": p.detach() for name, p in head.named_parameters()}
 
     return stack(draw(worker) for worker in ids)
-
-
-def _draw_anew(module: nn.Module) -> None:
-    """Draw a module's own weights, not its children's, as torch's modules do when they are made."""
-    if isinstance(module, BatchNorm) or next(module.parameters(recurse=False), None) is None:
-        return
-    draw = getattr(module, "reset_parameters", None)
-    if draw is None:
-        raise UserError(
-            f"--heads random: {type(module).__name__} in the head cannot be drawn anew: give it a reset_parameters(), "
-            "as torch's modules have, or leave the heads the same."
-        )
-    draw()

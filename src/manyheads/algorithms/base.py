@@ -208,7 +208,7 @@ class Algorithm(ABC):
         return 0
 
     def prepare(self, model: Split) -> Split:
-        """The net it trains, made out of the one the user chose."""
+        """The net it trains, made out of the one the user chose; one that it cannot train is refused here."""
         return model
 
     def init(self, ctx: Context) -> State:

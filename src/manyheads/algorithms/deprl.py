@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 
 from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, merge
 from manyheads.algorithms.phases import REPRESENTATION, train_alternating
+from manyheads.models.split import Split, drawn_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,12 @@ class DePRL(Algorithm):
     @property
     def head_passes(self) -> int:
         return amount(self.head_epochs, self.head_steps).count
+
+    def prepare(self, model: Split) -> Split:
+        if self.heads == "random":
+            # Refuses a head without them while nothing is written yet.
+            drawn_layers(model.get_submodule("head"))
+        return model
 
     def init(self, ctx: Context) -> State:
         return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())

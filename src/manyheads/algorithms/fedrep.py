@@ -16,6 +16,7 @@ from typing import ClassVar, Literal
 from manyheads.algorithms.base import Context, Log, State, amount, merge
 from manyheads.algorithms.phases import REPRESENTATION, train_alternating
 from manyheads.algorithms.server import ServerAlgorithm
+from manyheads.models.split import Split, drawn_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,12 @@ class FedRep(ServerAlgorithm):
     @property
     def head_passes(self) -> int:
         return amount(self.head_epochs, self.head_steps).count
+
+    def prepare(self, model: Split) -> Split:
+        if self.heads == "random":
+            # Refuses a head without them while nothing is written yet.
+            drawn_layers(model.get_submodule("head"))
+        return model
 
     def init(self, ctx: Context) -> State:
         return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())

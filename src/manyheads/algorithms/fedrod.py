@@ -45,15 +45,15 @@ class FedRoD(ServerAlgorithm):
     private: ClassVar[frozenset[str]] = frozenset({"head"})
 
     def prepare(self, model: Split) -> Split:
+        if not any(weight.requires_grad and weight.ndim > 1 for weight in model.get_submodule("head").parameters()):
+            raise UserError(
+                "fedrod needs a head to add another to, and this net's has no weights to train: give another --head."
+            )
         return model.with_head(GENERIC, detach=frozenset({"head"}))
 
     def init(self, ctx: Context) -> State:
         params = dict(ctx.initial.params)
         layers = [name for name in select(params, {"head"}) if params[name].ndim > 2]
-        if not layers:
-            raise UserError(
-                "fedrod needs a head to add another to, and this net's has no weights to train: give another --head."
-            )
         # Only the last layer: a head that is zero throughout would never move.
         last = layers[-1].rpartition(".")[0]
         for name in select(params, {"head"}):

@@ -121,6 +121,25 @@ def statistics(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in module.named_buffers() if name in kept}
 
 
+def drawn_layers(head: nn.Module) -> list[nn.Module]:
+    """The layers of a head that can draw their weights anew, as torch's do when they are made; refuse one that cannot.
+
+    BatchNorm, which draws nothing, is left out, and so is what is not trained.
+    """
+    owners = [
+        layer
+        for layer in head.modules()
+        if not isinstance(layer, BatchNorm) and any(p.requires_grad for p in layer.parameters(recurse=False))
+    ]
+    for layer in owners:
+        if not hasattr(layer, "reset_parameters"):
+            raise UserError(
+                f"--heads random: {type(layer).__name__} in the head cannot be drawn anew: give it a"
+                " reset_parameters(), as torch's modules have, or leave the heads the same."
+            )
+    return owners
+
+
 def needs_loop(net: Split) -> str | None:
     """The first module with randomness of its own, which only the ``loop`` engine can run; None: there is none."""
     known = (name for name, module in net.named_modules() if _draws(module))
