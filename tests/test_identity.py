@@ -1,8 +1,11 @@
 """What tells one object of the user's from another: the id of the experiment it is part of."""
 
 import copy
+from collections import OrderedDict
 from dataclasses import replace
+from enum import Enum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,6 +108,32 @@ def around(net: nn.Module) -> nn.Module:
     return nn.Sequential(nn.ReLU(), net)
 
 
+class Colour(Enum):
+    RED, BLUE = 1, 2
+
+
+ARGUMENTS = [
+    ({"a": 1.0}, {"a": 9.0}),
+    ({"a": {"b": 1}}, {"a": {"b": 2}}),
+    ({1: 2}, {"1": 2}),
+    ({("a", 1): 2, 3: 4}, {("a", 1): 3, 3: 4}),
+    (OrderedDict(a=1), OrderedDict(a=2)),
+    ({1, "b"}, {2, "b"}),
+    (frozenset([1]), frozenset([2])),
+    (b"one", b"two"),
+    (bytearray(b"one"), bytearray(b"two")),
+    (1 + 2j, 1 + 3j),
+    (np.complex64(1), np.complex64(2)),
+    (slice(1, 2), slice(1, 3)),
+    (range(3), range(4)),
+    (Path("a"), Path("b")),
+    (torch.float32, torch.float64),
+    (torch.device("cpu"), torch.device("cuda:1")),
+    (np.array([1, None]), np.array([2, None])),
+    (Colour.RED, Colour.BLUE),
+]
+
+
 @pytest.mark.parametrize(
     ("make", "one", "other"),
     [
@@ -133,6 +162,7 @@ def around(net: nn.Module) -> nn.Module:
         (lambda kind: kind.net, Focal, Sharp),
         (lambda value: partial(F.cross_entropy, weight=value), (1, 2), (1, 3)),
         (lambda value: partial(Focal(value), y=None), 2, 5),
+        *((lambda value: partial(F.cross_entropy, weight=value), *values) for values in ARGUMENTS),
         (lambda value: partial(around, Scaled(value)), 1.0, 5.0),
     ],
 )
@@ -142,6 +172,21 @@ def test_objects_are_known_by_their_settings(make, one, other):
 
     assert text(one) == text(copy.deepcopy(one))
     assert text(one) != text(other)
+
+
+def test_equal_arguments_are_told_in_one_way_whatever_their_order():
+    def kind(**options: Any) -> str:
+        return Experiment(loss=partial(F.cross_entropy, **options)).describe()["loss"]["kind"]
+
+    assert kind(w={"a": 1, "b": {"d", "c"}}) == kind(w={"b": {"c", "d"}, "a": 1})
+    assert kind(w={"a": 1.0}) == 'function torch.nn.functional.cross_entropy(w={"a": 1.0})'
+    assert kind(w={1: 2, "a": 3}) == kind(w={"a": 3, 1: 2})
+
+
+def test_what_does_not_show_its_content_is_refused():
+    for value in (object(), torch.Generator(), {"a": [object()]}):
+        with pytest.raises(UserError, match=r"cannot be told from others by a (object|Generator) in it: give numbers"):
+            _ = Experiment(loss=partial(F.cross_entropy, weight=value)).run_id
 
 
 def test_the_state_of_an_object_is_none_of_its_settings():

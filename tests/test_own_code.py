@@ -42,6 +42,11 @@ def test_what_does_not_run_does_not(words: dict[str, str]) -> None:
     assert made().keys() == {"python", "loss"}
 
 
+def test_a_default_that_only_marks_what_is_not_given_stops_nobody() -> None:
+    assert changed(made(default=", k=object()"), made(default=", k=object()")) is None
+    assert changed(made(default=", k={'a': 1}"), made(default=", k={'a': 2}")) == "loss"
+
+
 def test_another_python_cannot_tell() -> None:
     assert changed({**made(), "python": "3.0"}, made(body="x + 2")) is None
     assert changed({}, made()) is None

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from manyheads.data import Dataset
+from manyheads.errors import UserError
 from manyheads.tree import as_bytes
 
 _SCALARS = (np.bool_, np.integer, np.floating, np.str_)
@@ -19,7 +20,10 @@ _SCALARS = (np.bool_, np.integer, np.floating, np.str_)
 
 
 def described(value: Any) -> Any:
-    """A value as JSON can hold it; objects by what they are and a hash of their content."""
+    """A value as JSON can hold it; objects by what they are and a hash of their content.
+
+    Refuses what neither shows its content nor is a function: another of its kind would pass for it.
+    """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, _SCALARS):
@@ -36,12 +40,40 @@ def described(value: Any) -> Any:
         return {"kind": f"module {type(value).__qualname__}", "sha256": sha256}
     if isinstance(value, torch.Tensor):
         return {"kind": "tensor", "sha256": _hash(f"{value.dtype}{list(value.shape)}", [value])}
-    if isinstance(value, np.ndarray) and value.dtype != object:
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return {"kind": "array", "items": described(value.tolist())}
+    if isinstance(value, np.ndarray):
         return {
             "kind": "array",
             "sha256": hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest(),
         }
-    return {"kind": f"function {_function_name(value)}"}
+    if isinstance(value, (bytes, bytearray)):
+        return {"kind": "bytes", "sha256": hashlib.sha256(value).hexdigest()}
+    if isinstance(value, (set, frozenset)):
+        return {"kind": "set", "items": sorted(map(_text, value))}
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: described(each) for key, each in value.items()}
+        return {"kind": "dict", "items": sorted(f"{_text(key)}: {_text(each)}" for key, each in value.items())}
+    if callable(value) or _settings(value):
+        return {"kind": f"function {_function_name(value)}"}
+    if (shown := _own_words(value)) is None:
+        raise UserError(
+            f"a run cannot be told from others by a {type(value).__qualname__} in it: give numbers, words, arrays,"
+            " tensors or functions."
+        )
+    return {"kind": f"{type(value).__qualname__} {shown}"}
+
+
+def _own_words(value: object) -> str | None:
+    """What a value says of itself; None: nothing but its place in memory."""
+    words = repr(value)
+    return None if " at 0x" in words else words
+
+
+def _text(value: Any) -> str:
+    """A value's description as text; equal ones give the same, in whatever order their items are."""
+    return json.dumps(described(value), sort_keys=True)
 
 
 def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:
@@ -87,6 +119,4 @@ def _function_name(function: Any) -> str:
 
 def _words(arguments: Iterable[Any], settings: Mapping[str, Any]) -> str:
     """What a function is called with or an object is set to, as Python would have it."""
-    words = [json.dumps(described(value)) for value in arguments]
-    words += [f"{name}={json.dumps(described(value))}" for name, value in settings.items()]
-    return ", ".join(words)
+    return ", ".join([*map(_text, arguments), *(f"{name}={_text(value)}" for name, value in settings.items())])

@@ -4,10 +4,12 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.identity import described
 from manyheads.models.registry import find_factory
@@ -68,7 +70,9 @@ def _of_class(kind: type) -> Iterator[Any]:
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     yield _of_code(function.__code__, function.__doc__)
-    yield described([function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())])
+    # A default that only marks what is not given, as object() does, tells nothing.
+    with suppress(UserError):
+        yield described([function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())])
     if isinstance(wrapped := getattr(function, "__wrapped__", None), FunctionType):
         yield from _of_function(wrapped)
 
