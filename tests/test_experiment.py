@@ -4,6 +4,7 @@ import json
 import pickle
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from threading import Lock
 from typing import Any, ClassVar, Optional
 
 import numpy as np
@@ -170,6 +171,35 @@ def test_the_options_of_an_algorithm_of_ones_own_may_be_typed_in_any_way():
     assert Experiment(algorithm=Written(every=2, what="x")).describe()["algorithm"]["every"] == 2
     with pytest.raises(UserError, match=r"--every 'x' is of the wrong type: give int"):
         Experiment(algorithm=Written(every="x"))  # pyright: ignore[reportArgumentType]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given(DPSGD):
+    """With an option that may be anything."""
+
+    name: ClassVar[str] = "given"
+    what: Any = None
+
+
+@pytest.mark.parametrize("what", [torch.ones(2), {"a": (1, 2)}, np.float32, {3, 4}, Path("x"), Ditto(), [1.5, None]])
+def test_the_options_of_an_algorithm_of_ones_own_may_be_no_json(lab, what):
+    experiment = lab.tiny(Given(what=what))
+    read = Experiment.from_json(experiment.to_json(), data=experiment.data, algorithm=Given(what=what))
+    assert read.run_id == experiment.run_id != lab.tiny(Given(what=torch.zeros(2))).run_id
+    assert read.algorithm.what is what
+    if "kind" in str(experiment.describe()["algorithm"]["what"]):
+        with pytest.raises(
+            UserError, match=r"the run's what is .*, which cannot be read from a file: give an algorithm"
+        ):
+            Experiment.from_json(experiment.to_json(), data=experiment.data, algorithm=Given())
+
+
+@pytest.mark.parametrize("what", [object(), Lock()])
+def test_options_that_tell_nothing_are_refused_before_the_first_round(lab, what):
+    with pytest.raises(
+        UserError, match=r"cannot be told from others by its object|to describe the options of given fails"
+    ):
+        lab.opened(lab.tiny(Given(what=what)))
 
 
 def test_an_algorithm_of_ones_own_has_a_name_of_its_own():

@@ -21,7 +21,7 @@ from manyheads.data.partition import parse_split
 from manyheads.data.test_split import TestSplit
 from manyheads.engine.phase import EngineName, Loss
 from manyheads.engine.workload import Transform
-from manyheads.errors import UserError, flag, unknown
+from manyheads.errors import UserError, flag, unknown, user_code
 from manyheads.identity import described
 from manyheads.models import Split, build
 from manyheads.models.registry import Norm
@@ -144,7 +144,7 @@ class Experiment:
 
     def describe(self) -> dict[str, Any]:
         """Every field as JSON; functions by their names, other objects by what they are and a hash of their content."""
-        out: dict[str, Any] = {"algorithm": {"name": self.algorithm.name, **asdict(self.algorithm)}}
+        out: dict[str, Any] = {"algorithm": {"name": self.algorithm.name, **_described_options(self.algorithm)}}
         for spec in fields(self):
             if spec.name != "algorithm":
                 out[spec.name] = described(getattr(self, spec.name))
@@ -273,7 +273,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
         )
     # Once more for one of the user's whose __post_init__ leaves that out.
     settle(algorithm)
-    values, defaults = asdict(algorithm), option_defaults(kind)
+    values, defaults = {name: getattr(algorithm, name) for name in wanted(kind)}, option_defaults(kind)
     for name, value in values.items():
         if isinstance(value, (int, float)):
             not_negative(algorithm, name)
@@ -286,6 +286,12 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise UserError(f"{' and '.join(f'{flag(name)} 0' for name in work)} would train nothing: give more.")
 
 
+def _described_options(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm's options as JSON; dataclasses among them by their fields."""
+    with user_code(f"to describe the options of {algorithm.name}"):
+        return described(asdict(algorithm))
+
+
 def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorithm:
     """The algorithm of an experiment.json: a registered one, or the one given, with the options of the text."""
     name = options.pop("name")
@@ -293,9 +299,15 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
         check_algorithm(given)
         if given.name != name:
             raise UserError(f"this is an experiment of '{name}', not of '{given.name}': give that algorithm.")
-        kind, as_text = type(given), json.loads(json.dumps(asdict(given)))
+        kind, as_text = type(given), json.loads(json.dumps(_described_options(given)))
         # What a text does not tell apart, such as a tuple and a list, stays as it is given.
         options |= {same: getattr(given, same) for same in as_text.keys() & options if as_text[same] == options[same]}
+        for option, value in options.items():
+            if isinstance(value, dict) and "kind" in value and value != getattr(given, option, None):
+                raise UserError(
+                    f"the run's {option} is {value['kind']}, which cannot be read from a file: give an algorithm"
+                    " with it."
+                )
     else:
         try:
             kind = get_algorithm(name)

@@ -59,8 +59,8 @@ def described(value: Any) -> Any:
         return {"kind": f"function {_function_name(value)}"}
     if (shown := _own_words(value)) is None:
         raise UserError(
-            f"a run cannot be told from others by a {type(value).__qualname__} in it: give numbers, words, arrays,"
-            " tensors or functions."
+            f"a run cannot be told from others by its {type(value).__qualname__}: give numbers, words, arrays, tensors"
+            " or functions."
         )
     return {"kind": f"{type(value).__qualname__} {shown}"}
 

@@ -128,6 +128,8 @@ def open_session(
     own = sites.placement[processes.rank] if sites else None
     dataset = _load(experiment.data, own, runtime, progress)
     experiment = resolve(experiment, dataset.input_shape, device)
+    # Asked for now, or what a run cannot be known by would show with its first record.
+    _ = experiment.run_id
     if processes.count > 1:
         check_alike(processes, experiment, runtime, dataset, in_sites=sites is not None)
     everyone, mixing = deal(experiment, dataset, own), connect(experiment)
