@@ -189,6 +189,24 @@ def test_what_does_not_show_its_content_is_refused():
             _ = Experiment(loss=partial(F.cross_entropy, weight=value)).run_id
 
 
+def test_a_module_without_shapes_is_refused_and_left_as_it_is(lab):
+    net = nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.Linear(5, 3))
+    experiment, why = lab.tiny(Local(), model=net), r"0\.weight of the Sequential has no shape yet.*give a function"
+    with pytest.raises(UserError, match=why):
+        _ = experiment.run_id
+    with pytest.raises(UserError, match=why):
+        experiment.build_net((6,), 3, seed=1)
+    assert nn.parameter.is_lazy(net[0].weight)
+
+
+def test_a_factory_may_make_lazy_layers(lab):
+    def net() -> nn.Module:
+        return nn.Sequential(nn.LazyLinear(5), nn.ReLU(), nn.LazyLinear(3))
+
+    one, other = (lab.opened(lab.tiny(Local(), model=net)).ctx.initial.params for _ in range(2))
+    assert all(torch.equal(leaf, other[name]) for name, leaf in one.items())
+
+
 def test_the_state_of_an_object_is_none_of_its_settings():
     assert Experiment(loss=Focal(2)).run_id == Experiment(loss=Focal(2, calls=7)).run_id
     assert Experiment(model=Scaled().train()).run_id == Experiment(model=Scaled().eval()).run_id

@@ -13,6 +13,7 @@ from torch import nn
 
 from manyheads.data import Dataset
 from manyheads.errors import UserError
+from manyheads.models.layers import refuse_lazy
 from manyheads.tree import as_bytes
 
 _SCALARS = (np.bool_, np.integer, np.floating, np.str_)
@@ -33,6 +34,7 @@ def described(value: Any) -> Any:
     if isinstance(value, Dataset):
         return {"kind": "arrays", "name": value.name, "sha256": value.digest()}
     if isinstance(value, nn.Module):
+        refuse_lazy(value)
         held = [name for name, parameter in value.named_parameters() if not parameter.requires_grad]
         # Of its settings a module shows some at most: no loss tells its label_smoothing, delta or beta.
         settings = [_words((), _settings(layer)) for layer in value.modules()]

@@ -5,6 +5,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from manyheads.errors import UserError
+
 
 def replace_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:
     """Put ``make(layer)``, called once per layer, in the place or places of every layer for which it is not None."""
@@ -30,6 +32,16 @@ def put(net: nn.Module, name: str, layer: nn.Module) -> None:
     """Put a layer in the place with this dotted name."""
     parent, _, child = name.rpartition(".")
     setattr(net.get_submodule(parent), child, layer)
+
+
+def refuse_lazy(module: nn.Module) -> None:
+    """Refuse a module of the user's with layers that have no shape yet: to give them one would change it for later."""
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise UserError(
+                f"{name} of the {type(module).__name__} has no shape yet, as in lazy layers: give a function that makes"
+                " the module, in its place."
+            )
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.errors import UserError, unknown
+from manyheads.models.layers import refuse_lazy
 from manyheads.models.nets import NETS, mlp
 from manyheads.models.norm import group_norm
 from manyheads.models.split import Split
@@ -62,6 +63,7 @@ def build(
 
 def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     if isinstance(model, nn.Module):
+        refuse_lazy(model)
         return model
     factory = find_factory(model) if isinstance(model, str) else model
     name = model if isinstance(model, str) else repr(model)
