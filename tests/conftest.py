@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from manyheads.algorithms import Algorithm, State
-from manyheads.data import Dataset
+from manyheads.data import Dataset, Federation
 from manyheads.experiment import Experiment, Runtime
 from manyheads.session import Session, open_session
 from manyheads.topology import Mixing, Rows
@@ -120,7 +120,14 @@ def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyheads.report.page.of_systems", lambda comparison: [])
 
 
+def held(federation: Federation) -> str:
+    """Who holds what in a federation, to be compared."""
+    return str({name: leaf.tolist() for name, leaf in federation.indices().items()})
+
+
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
     """The functions above, for tests."""
-    return SimpleNamespace(blobs=blobs, tiny=tiny, opened=opened, states=states, mixing_of=mixing_of, cpu=CPU)
+    return SimpleNamespace(
+        blobs=blobs, tiny=tiny, opened=opened, states=states, mixing_of=mixing_of, held=held, cpu=CPU
+    )

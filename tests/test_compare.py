@@ -23,11 +23,11 @@ def test_all_share_partition_graph_and_first_weights(lab: SimpleNamespace) -> No
     ]
     first = sessions[0]
     other = lab.opened(replace(first.experiment, seed=8))
-    assert other.everyone.digest() != first.everyone.digest()
+    assert lab.held(other.everyone) != lab.held(first.everyone)
     weights = next(name for name in first.ctx.initial.params if name.startswith("head."))
     assert not torch.equal(other.ctx.initial.params[weights], first.ctx.initial.params[weights])
     for session in sessions[1:]:
-        assert session.everyone.digest() == first.everyone.digest()
+        assert lab.held(session.everyone) == lab.held(first.everyone)
         for name, leaf in first.ctx.initial.params.items():
             assert torch.equal(session.ctx.initial.params[name], leaf)
     on_graph = [session for session in sessions if session.experiment.graph == "random:0.5"]

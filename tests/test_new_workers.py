@@ -116,11 +116,11 @@ def test_heads_start_fresh_and_samples_are_dealt_anew(lab: SimpleNamespace, tmp_
     for name, leaf in select(source.state().params, {"head"}).items():
         assert not torch.equal(heads[name], leaf)
     before = lab.opened(source.experiment)
-    assert session.everyone.digest() != before.everyone.digest()
+    assert lab.held(session.everyone) != lab.held(before.everyone)
     # The run's seed is the default.
     seeds = (source.experiment.seed, 0, 2)
-    again = [open_join(source, NewWorkers(workers=4, seed=seed), lab.cpu).everyone.digest() for seed in seeds]
-    assert again[0] == session.everyone.digest()
+    again = [lab.held(open_join(source, NewWorkers(workers=4, seed=seed), lab.cpu).everyone) for seed in seeds]
+    assert again[0] == lab.held(session.everyone)
     assert len(set(again)) == 3
     assert session.experiment.seed == source.experiment.seed, "what is drawn differs, not what is said"
 

@@ -1,6 +1,5 @@
 """A federation: the workers of one run and what each of them holds of a data set."""
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from statistics import median
 
 import numpy as np
 import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -20,9 +18,8 @@ from manyheads.data.pixels import Pixels
 from manyheads.data.shards import Shards
 from manyheads.data.test_split import Entries, by_owner, split_test
 from manyheads.errors import UserError
-from manyheads.files import write_atomically
+from manyheads.files import write_tensors
 from manyheads.randomness import generator
-from manyheads.tree import as_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,19 +91,9 @@ class Federation:
                 tensors[f"{part}.weight"] = shards.weight.to("cpu", torch.float32)
         return tensors
 
-    def digest(self) -> str:
-        """A fingerprint of the partition: sha256 over ``indices()``."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.indices().items()):
-            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-            digest.update(as_bytes(tensor))
-        return digest.hexdigest()
-
     def save(self, path: Path) -> None:
-        """Write the partition, without the pools, as one safetensors file that appears whole or not at all."""
-        about = {"notes": self.notes, "digest": self.digest(), "content": self.content}
-        content = safetensors.torch.save(self.indices(), {"federation": json.dumps(about)})
-        write_atomically(path, content)
+        """Write the partition, without the pools, and the fingerprint of data that may change."""
+        write_tensors(path, self.indices(), {"federation": json.dumps({"content": self.content})})
 
     def _parts(self) -> dict[str, Shards]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
