@@ -215,6 +215,7 @@ def test_an_algorithm_of_ones_own_has_a_name_of_its_own():
     [
         ("", "not an experiment"),
         ("[1, 2]", "not an experiment"),
+        pytest.param("[" * 100_000, "not an experiment", id="deep"),
         ("{}", "not an experiment"),
         ('{"algorithm": 3}', "not an experiment"),
         ('{"algorithm": {"name": "fedavg", "participation": "half"}}', "--participation 'half' is of the wrong type"),

@@ -20,8 +20,7 @@ from manyheads.randomness import generator
 def check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
     """Refuse a net, data and functions that do not go together."""
     _check_head(experiment, model)
-    if has_batchnorm(model) and experiment.batch_size == 1:
-        raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
+    check_batch_size(experiment, model)
     if federation.num_classes is None and experiment.loss is None:
         raise UserError("the targets are floats, not classes: give whole numbers, or a loss (and a metric) in Python.")
     if experiment.loss is not None and model.head_names != ("head",):
@@ -43,6 +42,12 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
             _check_per_sample(name, function, output, y.to(experiment.dtype) if y.is_floating_point() else y)
     if experiment.transform is not None:
         _check_transform(experiment.transform, experiment, federation)
+
+
+def check_batch_size(experiment: Experiment, model: Split) -> None:
+    """Refuse mini-batches of one sample for a net that cannot be trained on them."""
+    if has_batchnorm(model) and experiment.batch_size == 1:
+        raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
 
 
 def shares_nothing(algorithm: Algorithm, model: Split) -> bool:

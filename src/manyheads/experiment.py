@@ -164,7 +164,7 @@ class Experiment:
         try:
             values = json.loads(text)
             algorithm = _read_algorithm(dict(values.pop("algorithm")), objects.pop("algorithm", None))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             if isinstance(error, UserError):
                 raise
             raise UserError(f"not an experiment: {error}. Give an experiment.json that manyheads wrote.") from None

@@ -30,8 +30,9 @@ def test_rows_that_do_not_fit_go_to_the_host(capsys: pytest.CaptureFixture) -> N
     assert main([*words, "2"]) == 2
     error = capsys.readouterr().err
     assert "are free, which is enough for 0" in error and len(error.splitlines()) == 1
-    assert main([*words, "-1"]) == 2
-    assert "--memory -1 is no amount of memory" in capsys.readouterr().err
+    for amount in ("-1", "1e+300"):
+        assert main([*words, amount]) == 2
+        assert f"--memory {amount} is no amount of memory" in capsys.readouterr().err
 
 
 def test_rows_that_the_host_does_not_hold(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

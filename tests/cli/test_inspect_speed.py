@@ -34,3 +34,8 @@ def test_weights_that_are_not_trained_are_said_apart(
 def test_an_unknown_net_is_one_line(capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "speed", "--model", "mlpp"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_batches_that_no_batchnorm_can_be_trained_on_are_one_line(capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", "speed", "--model", "resnet18", "--batch-size", "1"]) == 2
+    assert "--batch-size 1 with BatchNorm" in capsys.readouterr().err

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.parts import deal, pick_device, resolve
     from manyheads.units import human_bytes
 
-    if args.memory is not None and not 0 < args.memory < inf:
+    if args.memory is not None and not 0 < 1e9 * args.memory < inf:
         raise UserError(f"--memory {args.memory:g} is no amount of memory: give the GB that a GPU has.")
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
     with terminal.waiting(f"loading {asked.data}") as downloading:

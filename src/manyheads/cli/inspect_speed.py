@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import data
     from manyheads.cli import terminal
     from manyheads.cli.options import given
+    from manyheads.compatibility import check_batch_size
     from manyheads.experiment import Experiment, Runtime
     from manyheads.initial import few_of, initial_model
     from manyheads.metrics.clock import measure_step_seconds
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> None:
     experiment = resolve(asked, dataset.input_shape)
     everything = data.federate(dataset, workers=1, split="iid", validation=0.0, seed=experiment.seed)
     model = initial_model(experiment, everything)
+    check_batch_size(experiment, model)
     with terminal.waiting(f"training {experiment.model}"):
         seconds = measure_step_seconds(model, few_of(everything.train.x, experiment.recipe.batch_size))
     trained, held = (
