@@ -44,6 +44,7 @@ def test_what_does_not_run_does_not(words: dict[str, str]) -> None:
 
 def test_a_default_that_only_marks_what_is_not_given_stops_nobody() -> None:
     assert changed(made(default=", k=object()"), made(default=", k=object()")) is None
+    assert changed(made(default=", k=object(), a=1"), made(default=", k=object(), a=2")) == "loss"
     assert changed(made(default=", k={'a': 1}"), made(default=", k={'a': 2}")) == "loss"
 
 

@@ -10,7 +10,7 @@ import torch
 from manyheads import rounds
 from manyheads.algorithms import DPSGD, DePRL, FedAvg
 from manyheads.checkpoint import Checkpoints
-from manyheads.errors import UserError
+from manyheads.errors import Diverged, UserError
 from manyheads.record import Record
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
@@ -116,8 +116,7 @@ def test_a_loss_that_is_no_number_stops_the_run(lab, tmp_path, stream):
 
 
 @pytest.mark.parametrize("order", ["train-mix", "mix-train"])
-@pytest.mark.parametrize("every", [1, 3])
-def test_what_mixing_has_spoilt_is_not_put_down_to_rates(lab, order, every):
+def test_what_mixing_has_spoilt_is_not_put_down_to_rates_alone(lab, order):
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Spoiling(DPSGD):
         name = title = "spoiling"
@@ -129,14 +128,14 @@ def test_what_mixing_has_spoilt_is_not_put_down_to_rates(lab, order, every):
             return dataclasses.replace(state, params=spoilt)
 
     begun = 3 if order == "train-mix" else 2
-    made = "look at what init and mix of spoiling give."
-    with pytest.raises(UserError) as error:
-        list(train(lab.tiny(Spoiling(order=order), rounds=4), dataclasses.replace(lab.cpu, eval_every=every)))
-    assert f"worker 3 is not a number in round {begun}, phase 'body', and its weights were not" in str(error.value)
-    if every == 1:
-        assert str(error.value).endswith(f"before it trained: {made}") and "--lr" not in str(error.value)
-    else:
-        assert "lower --lr" in str(error.value) and str(error.value).endswith(f"; or {made}")
+    with pytest.raises(Diverged) as error:
+        list(train(lab.tiny(Spoiling(order=order), rounds=4), lab.cpu))
+    assert f"worker 3 is not a number in round {begun}, phase 'body', and its weights were not finite" in str(
+        error.value
+    )
+    assert "before it trained: look at what init and mix of spoiling give, or train with a lower --lr" in str(
+        error.value
+    )
 
 
 def test_rates_that_explode_stop_the_run_before_anything_bad_is_kept(lab, tmp_path):

@@ -120,6 +120,22 @@ def test_luck_with_the_first_seed_wins_nothing(tmp_path: Path) -> None:
     assert {key for key, place in _places(tmp_path).items() if place == "."} == {("deprl", n, 0.2) for n in (1, 2, 3)}
 
 
+@pytest.mark.parametrize("done", range(1, 6))
+def test_killed_at_any_point_the_choice_is_the_same(tmp_path: Path, done: int) -> None:
+    """A mean over some of the seeds would depose rates that all seeds together are for."""
+    scores = {(0.1, 1): 0.6, (0.2, 1): 0.8, (0.2, 2): 0.3, (0.2, 3): 0.9}
+    made, jobs = 0, []
+    while made < 4:
+        (tuning,) = tunings(_experiments(1, 2, 3)[:3], (0.5, 1), tmp_path)
+        jobs = [job for job in tuning.tries if not job.finished] or tuning.undecided
+        for job in jobs[:done]:
+            rate = job.experiment.lr, job.experiment.seed
+            _made(job.path, job.experiment, scores[rate])
+            made += 1
+    (tuning,) = tunings(_experiments(1, 2, 3)[:3], (0.5, 1), tmp_path)
+    assert tuning.undecided == [] and tuning.chosen.lr == 0.2
+
+
 def test_the_chosen_run_moves_to_its_place(tmp_path: Path) -> None:
     (tuning,) = tunings(_experiments(1)[:1], (0.5, 1), tmp_path)
     _pretend(tuning, [0.2, 0.3])
@@ -157,7 +173,7 @@ def test_rates_chosen_before_leave_the_comparison_and_come_back(tmp_path: Path) 
     assert _places(tmp_path) == OTHERS | {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): ".", ("deprl", 12, 0.2): "."}
 
     wide = _tuned(tmp_path, {0.5: 0.2, 1: 0.3, 2: 0.6}, 1, 12)
-    assert wide.scores == [0.2, 0.4, 0.6], "of two seeds the mean"
+    assert wide.scores == [0.2, 0.4, 0.6], "of all seeds the mean"
     wide.settle()
     wider = {("deprl", 1, 0.1): LAST, ("deprl", 1, 0.2): LAST, ("deprl", 12, 0.2): LAST, ("deprl", 1, 0.4): "."}
     assert _places(tmp_path) == OTHERS | wider

@@ -92,7 +92,7 @@ class Kind:
         if not all(isinstance(each, type) and each is not Any for each in self.types):
             # Of an algorithm of the user's own, such as Any.
             return
-        also = [int] if float in self.types else []
+        also = [int] if float in self.types else [set] if frozenset in self.types else []
         # Python counts True as a number.
         fits = bool in self.types if isinstance(value, bool) else isinstance(value, (*self.types, *also))
         if not fits:

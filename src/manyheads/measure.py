@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.algorithms.base import Log, State
 from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
-from manyheads.errors import Diverged, UserError
+from manyheads.errors import Diverged
 from manyheads.metrics.accuracy import summarise
 from manyheads.metrics.consensus import consensus_error, consensus_errors
 from manyheads.metrics.similarity import mean_cosines
@@ -53,14 +53,12 @@ def check_finite(
         for worker, value in enumerate(values):
             if value is not None and not isfinite(value):
                 what = f"the loss of worker {worker} is not a number in round {round + 1}, {where}"
-                if entered is None or _all_finite(entered, session)[worker]:
-                    raise Diverged(f"{what}: {_advice(log, session)}.")
-                what += ", and its weights were not finite before it trained"
-                made = f"look at what init and mix of {session.experiment.algorithm.name} give"
-                if round % session.runtime.eval_every == 0:
-                    # The round before was evaluated, and local training had left it well.
-                    raise UserError(f"{what}: {made}.")
-                raise Diverged(f"{what}: {_advice(log, session)}; or {made}.")
+                advice = _advice(log, session)
+                if entered is not None and not _all_finite(entered, session)[worker]:
+                    # Rates may have spoilt them all the same: evaluation does not look at all that is trained.
+                    what += ", and its weights were not finite before it trained"
+                    advice = f"look at what init and mix of {session.experiment.algorithm.name} give, or {advice}"
+                raise Diverged(f"{what}: {advice}.")
 
 
 def _all_finite(state: State, session: Session) -> list[bool]:

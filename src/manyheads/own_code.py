@@ -4,7 +4,6 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -70,11 +69,19 @@ def _of_class(kind: type) -> Iterator[Any]:
 
 def _of_function(function: FunctionType) -> Iterator[Any]:
     yield _of_code(function.__code__, function.__doc__)
-    # A default that only marks what is not given, as object() does, tells nothing.
-    with suppress(UserError):
-        yield described([function.__defaults__, *sorted((function.__kwdefaults__ or {}).items())])
+    positional = None if function.__defaults__ is None else [*map(_default, function.__defaults__)]
+    named = sorted((function.__kwdefaults__ or {}).items())
+    yield [positional, *([name, _default(value)] for name, value in named)]
     if isinstance(wrapped := getattr(function, "__wrapped__", None), FunctionType):
         yield from _of_function(wrapped)
+
+
+def _default(value: Any) -> Any:
+    try:
+        return described(value)
+    except UserError:
+        # It only marks what is not given, as object() does.
+        return type(value).__name__
 
 
 def _of_code(code: CodeType, docstring: str | None = None) -> list[Any]:

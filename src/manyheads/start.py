@@ -69,7 +69,7 @@ def take_up(session: Session, saver: Saver) -> Start:
     session.notes.extend(notes)
     state = restore(session, snapshot) if snapshot else session.experiment.algorithm.init(session.ctx)
     if session.sharers.rank == 0:
-        directory.keep_constants(constants_of(session.ctx.model))
+        directory.keep_constants(constants_of(session.ctx.model), begun=snapshot is not None)
     round = snapshot.round if snapshot else 0
     if sites:
         everywhere = [*map(int, processes.texts(str(round)))]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, count
 from math import isfinite, log
 from pathlib import Path
@@ -35,12 +36,12 @@ class Tuning:
     @property
     def jobs(self) -> list[list[Job]]:
         """For each factor one for each seed, wherever its run lies now."""
-        return [[self._job(factor, seed) for seed in self.seeds] for factor in self.factors]
+        return [[replace(job, path=self._place(job.path.name)) for job in jobs] for jobs in self._jobs]
 
     @property
     def tries(self) -> list[Job]:
-        """Every factor with the first seed, and whatever else there is of a tuning before."""
-        return [job for jobs in self.jobs for job in jobs if job is jobs[0] or job.finished]
+        """Every factor with the first seed."""
+        return [jobs[0] for jobs in self.jobs]
 
     @property
     def undecided(self) -> list[Job]:
@@ -50,13 +51,15 @@ class Tuning:
         them. So luck with the first seed wins nothing, and where there was none, no run is made that the comparison
         does not need.
         """
-        if self.best is None:
-            return []
-        return [job for job in self.jobs[self.best] if not job.finished]
+        best = self.best
+        return [] if best is None else [job for job in self.jobs[best] if not job.finished]
 
     @property
     def scores(self) -> list[float | None]:
-        """Validation accuracy after the last round, its mean over the seeds so far; None: a run failed."""
+        """Validation accuracy after the last round, factor by factor; None: a run failed.
+
+        The mean over all seeds, or that of the first: what others there are by chance must not decide anything.
+        """
         return [self._score(jobs) for jobs in self.jobs]
 
     @property
@@ -78,13 +81,15 @@ class Tuning:
     @property
     def at_the_end(self) -> bool:
         """Whether the best factor is the grid's smallest or largest, so that a better one may lie beyond."""
-        return self.best is not None and self.factors[self.best] in (min(self.factors), max(self.factors))
+        best = self.best
+        return best is not None and self.factors[best] in (min(self.factors), max(self.factors))
 
     @property
     def chosen(self) -> Experiment:
         """The experiment with the best rates."""
-        assert self.best is not None
-        return self.jobs[self.best][0].experiment
+        best = self.best
+        assert best is not None
+        return self._jobs[best][0].experiment
 
     def settle(self) -> None:
         """Give every run that differs from the best one in rates and seed alone its place.
@@ -97,7 +102,7 @@ class Tuning:
             return
         folder, chosen = self.folder, self.chosen
         earlier = folder / TUNING / EARLIER
-        tried = {job.path.name for job in chain(*self.jobs)}
+        tried = {job.path.name for job in chain(*self._jobs)}
         found: dict[str, list[Path]] = {}
         for place in _places(folder):
             for path in place.glob(f"{self.experiment.algorithm.name}-*"):
@@ -115,21 +120,28 @@ class Tuning:
             else:
                 _move(path, (folder / TUNING if name in tried else earlier) / name)
 
+    @cached_property
+    def _jobs(self) -> list[list[Job]]:
+        """In the folder of what is tried, wherever they may lie."""
+        return [[self._job(factor, seed) for seed in self.seeds] for factor in self.factors]
+
     def _job(self, factor: float, seed: int) -> Job:
         before = self.experiment.recipe
         rates = {"lr": _times(before.lr, factor), "head_lr": _times(before.head_lr, factor)}
         candidate = replace(self.experiment, seed=seed, **rates)
-        name = directory_name(candidate)
-        found = (place / name for place in _places(self.folder))
-        path = next((path for path in found if path.exists()), self.folder / TUNING / name)
         label = f"{self.label}, rates × {factor:g}"
-        return Job(candidate, path, f"{label}, seed {seed}" if len(self.seeds) > 1 else label)
+        if len(self.seeds) > 1:
+            label += f", seed {seed}"
+        return Job(candidate, self.folder / TUNING / directory_name(candidate), label)
+
+    def _place(self, name: str) -> Path:
+        found = (place / name for place in _places(self.folder))
+        return next((path for path in found if path.exists()), self.folder / TUNING / name)
 
     def _score(self, jobs: Sequence[Job]) -> float | None:
-        if any(job.label in self.failed for job in jobs):
+        if any(job.label in self.failed for job in jobs) or not jobs[0].finished:
             return None
-        scores = [_validation(job) for job in jobs if job.finished]
-        return mean(scores) if scores else None
+        return mean(map(_validation, jobs if all(job.finished for job in jobs) else jobs[:1]))
 
     def _but_for_rates(self, path: Path) -> Experiment | None:
         """What was run in a folder of a comparison; None: it differs in more than rates and seed."""
@@ -164,13 +176,9 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
 
 def with_rates(experiments: Sequence[Experiment], tuned: Iterable[Tuning]) -> list[Experiment]:
     """The experiments with the rates that were chosen; those of which every rate failed are left out."""
-    by_setting = {tuning.experiment.run_id: tuning for tuning in tuned}
-    pairs = zip(experiments, (by_setting[one.run_id] for one in _with_one_seed(experiments)), strict=True)
-    return [
-        replace(experiment, lr=tuning.chosen.lr, head_lr=tuning.chosen.head_lr)
-        for experiment, tuning in pairs
-        if tuning.best is not None
-    ]
+    chosen = {one.experiment.run_id: None if one.best is None else one.chosen for one in tuned}
+    pairs = zip(experiments, (chosen[one.run_id] for one in _with_one_seed(experiments)), strict=True)
+    return [replace(one, lr=best.lr, head_lr=best.head_lr) for one, best in pairs if best is not None]
 
 
 def _with_one_seed(experiments: Sequence[Experiment]) -> list[Experiment]:

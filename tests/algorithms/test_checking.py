@@ -92,11 +92,14 @@ def test_whom_it_exchanges_with_is_one_of_three() -> None:
 
 
 MISTAKEN = {
-    r"mix of Odd takes \(state, ctx\): write def mix\(self, state, round, ctx\)": {
+    r"mix of Odd takes \(self, state, ctx\): write def mix\(self, state, round, ctx\)": {
         "mix": lambda self, state, ctx: state
     },
-    r"local of Odd takes \(\): write def local\(self, state, round, ctx\)": {"local": lambda self: None},
-    r"init of Odd takes \(ctx, more\): write def init\(self, ctx\)": {"init": lambda self, ctx, more: ctx.initial},
+    r"local of Odd takes \(self\): write def local\(self, state, round, ctx\)": {"local": lambda self: None},
+    r"init of Odd takes \(self, ctx, more\): write def init\(self, ctx\)": {
+        "init": lambda self, ctx, more: ctx.initial
+    },
+    r"models of Odd is no method: write def models\(self, state, ctx\)": {"models": None},
     "Odd has no name: give it one, as name: ClassVar": {"name": ""},
     "Odd has no title: give it one, as title: ClassVar": {"title": ""},
     "name of Odd has become an option: write name: ClassVar": {"name": "odd", "__annotations__": {"name": str}},
@@ -120,6 +123,19 @@ def test_mistakes_in_a_class_are_told_before_anything_runs(monkeypatch: pytest.M
     monkeypatch.setitem(REGISTRY, kind.name, kind)
     with pytest.raises(UserError, match=says):
         options.add_options(Parser())
+
+
+def test_what_is_private_may_be_a_plain_set_and_methods_static(lab: SimpleNamespace) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Plain(Sound):
+        private = {"head"}  # noqa: RUF012
+
+        @staticmethod
+        def models(state, ctx):  # pyright: ignore[reportIncompatibleMethodOverride]
+            return state
+
+    with pytest.raises(UserError, match="is private to its worker"):
+        list(train(lab.tiny(Plain(), rounds=1), lab.cpu))
 
 
 def test_a_property_may_say_what_is_private(lab: SimpleNamespace) -> None:

@@ -1,3 +1,4 @@
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,3 +61,12 @@ def test_the_graph_is_the_one_that_the_run_has_drawn(tmp_path: Path, lab):
 def test_without_a_graph_there_is_none(tmp_path: Path, write_run):
     write_run(tmp_path / "run", "fedavg", rounds=1)
     assert rows(open_comparison(tmp_path)) == []
+
+
+@pytest.mark.parametrize("damage", [{"spectral_gap": None}, {"theorem_1": None}, {"log10_c": None}, {"root": "x"}])
+def test_a_summary_without_some_of_it_is_reported_all_the_same(tmp_path: Path, write_run, damage):
+    path = write_run(tmp_path / "run", rounds=1) / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **damage}))
+    comparison = open_comparison(tmp_path)
+    assert len(rows(comparison)) == (not damage.keys() & {"spectral_gap", "theorem_1"})
+    assert steady_mixing(comparison.runs[0]).num_workers == 8

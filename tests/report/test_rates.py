@@ -64,6 +64,15 @@ def test_means_over_seeds_decide(tmp_path: Path, write_run):
     assert tried(open_comparison(tmp_path))[1].score is None, "they failed with a seed"
 
 
+def test_a_choice_by_one_seed_stands(tmp_path: Path, write_run):
+    """As when seeds were added to a comparison later."""
+    for seed, chosen in ((1, 0.9), (2, 0.5)):
+        score(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed, lr=0.2), chosen)
+    score(write_run(tmp_path / "tuning" / "1", "deprl", seed=1, lr=0.4), 0.8)
+    found = [(one.lr, one.seeds, one.score, one.chosen) for one in tried(open_comparison(tmp_path))]
+    assert found == [(0.2, 2, pytest.approx(0.7), True), (0.4, 1, 0.8, False)]
+
+
 def test_rates_that_were_given_were_not_chosen(tmp_path: Path, write_run):
     score(write_run(tmp_path / "deprl", "deprl", lr=0.2), 0.7)
     score(write_run(tmp_path / "tuning" / "a", "deprl", lr=0.1), 0.8)

@@ -132,6 +132,17 @@ def test_code_may_change_until_there_is_something_to_go_on_from(shelf: SimpleNam
         shelf.start(tmp_path, first)
 
 
+def test_constants_may_change_until_then_too(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory = shelf.start(tmp_path)
+    one, other = {"representation.fc.weight": torch.ones(2)}, {"representation.fc.weight": torch.zeros(2)}
+    for constants in (one, {}, other):
+        directory.keep_constants(constants, begun=False)
+        assert (tmp_path / "constants.safetensors").exists() == bool(constants)
+    directory.keep_constants(other, begun=True)
+    with pytest.raises(UserError, match="begun with other weights that have requires_grad=False"):
+        directory.keep_constants(one, begun=True)
+
+
 def test_code_is_kept_from_the_beginning_on(shelf: SimpleNamespace, tmp_path: Path) -> None:
     experiment = replace(shelf.experiment, transform=lambda x, rng: x)
     file = shelf.start(tmp_path, experiment).path / "code.json"

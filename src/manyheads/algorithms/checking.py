@@ -1,12 +1,14 @@
 """What an algorithm is and gives back, looked at before it is used: it may be the user's own, and mistaken."""
 
+import inspect
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
+from functools import cache
 from inspect import isfunction, signature
 from typing import ClassVar, get_origin, get_type_hints
 
 from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
-from manyheads.checks import kind_of
+from manyheads.checks import Kind, kind_of
 from manyheads.errors import UserError
 from manyheads.models.split import statistics
 from manyheads.tree import shapes
@@ -21,24 +23,43 @@ def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
     if not is_dataclass(algorithm):
         raise UserError(f"{own} is no dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
     options = {spec.name for spec in fields(algorithm)}
-    facts = {name: kind for name, kind in get_type_hints(Algorithm).items() if not name.startswith("_")}
-    for name, annotation in facts.items():
-        if name in options and get_origin(annotation) is ClassVar:
+    for name, (kind, of_class) in _facts().items():
+        if name in options and of_class:
             raise UserError(f"{name} of {own} has become an option: write {name}: ClassVar[...] = ... in its place.")
-        kind_of(annotation).check(f"{name} of {own}", getattr(algorithm, name))
+        kind.check(f"{name} of {own}", getattr(algorithm, name))
     for name in ("name", "title"):
         if not getattr(algorithm, name):
             raise UserError(f"{own} has no {name}: give it one, as {name}: ClassVar[str] = '{own.lower()}'.")
     for name in sorted(options.intersection(taken)):
         raise UserError(f"{name}, an option of {own}, is one of every run's: call it otherwise.")
+    _check_methods(type(algorithm))
+
+
+@cache
+def _facts() -> dict[str, tuple[Kind, bool]]:
+    """What the base says of every algorithm: of which kind it is, and whether the class alone says it."""
+    hints = {name: hint for name, hint in get_type_hints(Algorithm).items() if not name.startswith("_")}
+    return {name: (kind_of(hint), get_origin(hint) is ClassVar) for name, hint in hints.items()}
+
+
+@cache
+def _check_methods(kind: type[Algorithm]) -> None:
+    """Every method of the base must take what it is called with."""
     for name, method in vars(Algorithm).items():
-        if isfunction(method) and not name.startswith("_"):
-            wanted, given = signature(method).parameters, signature(getattr(algorithm, name))
-            try:
-                given.bind(*list(wanted)[1:])
-            except TypeError:
-                takes = ", ".join(given.parameters)
-                raise UserError(f"{name} of {own} takes ({takes}): write def {name}({', '.join(wanted)}).") from None
+        if not isfunction(method) or name.startswith("_"):
+            continue
+        wanted, own = signature(method).parameters, getattr(kind, name)
+        if not callable(own):
+            raise UserError(f"{name} of {kind.__name__} is no method: write def {name}({', '.join(wanted)}).")
+        # A function of the class is given the object as well; a static method is not.
+        given = signature(own)
+        try:
+            given.bind(*list(wanted)[0 if isfunction(inspect.getattr_static(kind, name)) else 1 :])
+        except TypeError:
+            takes = ", ".join(given.parameters)
+            raise UserError(
+                f"{name} of {kind.__name__} takes ({takes}): write def {name}({', '.join(wanted)})."
+            ) from None
 
 
 def trained_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> tuple[State, Log]:

@@ -265,15 +265,16 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
     ]
     body = []
     for tuning in tuned:
+        best = tuning.best
         scores = [
-            "failed " if score is None else comparison.score(score) + ("*" if place == tuning.best else " ")
+            "failed " if score is None else comparison.score(score) + ("*" if place == best else " ")
             for place, score in enumerate(tuning.scores)
         ]
-        rates = ("–", "–") if tuning.best is None else (f"{tuning.chosen.lr:g}", f"{tuning.chosen.head_lr:g}")
+        rates = ("–", "–") if best is None else (f"{tuning.chosen.lr:g}", f"{tuning.chosen.head_lr:g}")
         body.append([tuning.title, *scores, *rates])
     lines = [table([header], body)]
     if any(len(tuning.seeds) > 1 for tuning in tuned):
-        lines.append("means over seeds: every rate with the first, the best ones with all")
+        lines.append("with the first seed; of rates that were run with all of them their mean")
     if ends := "; ".join(tuning.title for tuning in tuned if tuning.at_the_end):
         lines.append(f"note: the best is the first or last rate tried, give --tune factors beyond it: {ends}")
     return ["\n".join(lines)]

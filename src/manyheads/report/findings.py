@@ -51,8 +51,8 @@ def verdict(comparison: Comparison) -> str:
     ahead = Counter(comparison.systems[i].label for i in best.values())
     wins = [f"{label} in {count}" for label, count in ahead.most_common()]
     leads = [lead for j, i in best.items() if (lead := _lead(comparison, j, i)) is not None]
-    clear = sum(lead.beyond_chance is True for lead in leads)
-    noise = " (one seed: no error is known)" if len(comparison.seeds) == 1 else f", in {clear} by more than noise"
+    tested = [lead.beyond_chance for lead in leads if lead.beyond_chance is not None]
+    noise = f", in {sum(tested)} by more than noise" if tested else " (one seed: no error is known)"
     return f"Ahead in {comparison.score_name}: {_listed(wins)} of {len(settings)} settings{noise}."
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.numbers import number
 from manyheads.topology import Mixing, build_mixing
 
 CONSTANTS = {
@@ -45,15 +46,20 @@ def rows(comparison: Comparison) -> list[Row]:
 
 def mixed_by(run: Finished) -> dict[str, Any]:
     """How a run's workers mix, as it has found itself; empty: they do not, or with a server, or are too many."""
-    return {name: run.summary[name] for name in ("spectral_gap", "theorem_1", *CONSTANTS) if name in run.summary}
+    gap, verdict = number(run.summary.get("spectral_gap")), run.summary.get("theorem_1")
+    if gap is None or not isinstance(verdict, str):
+        return {}
+    constants = {name: value for name in CONSTANTS if (value := number(run.summary.get(name))) is not None}
+    return {"spectral_gap": gap, "theorem_1": verdict, **constants}
 
 
 def steady_mixing(run: Finished) -> Mixing:
     """A run's mixing without failures; a ring, which is a circle, where there is none."""
-    options, drawn_from = run.options, run.summary.get("root", run.seed)
+    options, root = run.options, run.summary.get("root")
     if not run.on_graph:
         return build_mixing("ring", options["workers"])
     weights, redraw = options.get("weights") or "metropolis", bool(options.get("redraw"))
+    drawn_from = root if isinstance(root, int) else run.seed
     return build_mixing(
         options["graph"], options["workers"], weights=weights, redraw=redraw, seed=drawn_from, allow_row_stochastic=True
     )
@@ -61,7 +67,8 @@ def steady_mixing(run: Finished) -> Mixing:
 
 def _row(run: Finished, systems: str) -> Row:
     mixed = mixed_by(run)
-    powers = tuple(f"{mixed[name]:.1f}".replace("-", "−") for name in CONSTANTS if name in mixed)
+    known = all(name in mixed for name in CONSTANTS)
+    powers = tuple(f"{mixed[name]:.1f}".replace("-", "−") for name in CONSTANTS) if known else ()
     gap = f"{mixed['spectral_gap']:.2g}"
     return Row(_name(run), run.options["workers"], systems, gap, powers, mixed["theorem_1"])
 

@@ -1,6 +1,7 @@
 """The rates that were tried before a comparison, and what each scored on the held-out samples."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -21,7 +22,7 @@ class Tried:
     lr: float
     head_lr: float
     seeds: int
-    """How many they were run with: the chosen ones with all, others with the first at least."""
+    """How many they were begun with: the chosen ones with all, others with the first at least."""
     score: float | None
     """Validation accuracy after the last round, its mean over them; None: there was no such."""
     chosen: bool
@@ -42,13 +43,14 @@ def tried(comparison: Comparison) -> list[Tried]:
         pairs: dict[tuple[float, float], list[Finished]] = {}
         for run in (*runs, *beside):
             pairs.setdefault((run.options["lr"], run.options["head_lr"]), []).append(run)
+        if not beside or not all(_no_worse(runs, of_pair) for of_pair in pairs.values()):
+            # Nothing was tried, or the rates were given in place of those that had won.
+            continue
         label, setting = comparison.systems[i].label, str(comparison.settings[j])
-        tries = [
+        found += [
             Tried(label, setting, *rates, len(of_pair), _mean_score(of_pair), of_pair[0] in runs)
             for rates, of_pair in sorted(pairs.items())
         ]
-        if beside and _chosen_by_score(tries):
-            found += tries
     return found
 
 
@@ -62,13 +64,15 @@ def at_the_end(tries: list[Tried]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _chosen_by_score(tries: list[Tried]) -> bool:
-    """Whether the rates of a comparison won against these: they may have been given instead."""
-    ((chosen,), lost) = ([one.score for one in tries if one.chosen is side] for side in (True, False))
-    return chosen is not None and all(chosen >= score for score in lost if score is not None)
+def _no_worse(chosen: Sequence[Finished], others: Sequence[Finished]) -> bool:
+    """Whether rates have won against others: by the seeds that each was run with, or by those of both."""
+    seeds = {run.seed for run in chosen} & {run.seed for run in others}
+    both = [[run for run in side if run.seed in seeds] for side in (chosen, others)]
+    pairs = ((_mean_score(ours), _mean_score(theirs)) for ours, theirs in ((chosen, others), both) if theirs)
+    return any(theirs is None or (ours is not None and ours >= theirs) for ours, theirs in pairs)
 
 
-def _mean_score(runs: list[Finished]) -> float | None:
+def _mean_score(runs: Sequence[Finished]) -> float | None:
     """Of rates that failed with any seed: None."""
     scores = [score for run in runs if (score := run.summary.get(_SCORE)) is not None]
     return mean(scores) if len(scores) == len(runs) else None

@@ -117,11 +117,12 @@ class RunDirectory:
         del workers["round"]
         return Record(**metrics, per_worker=workers)
 
-    def keep_constants(self, constants: Mapping[str, Tensor]) -> None:
-        """Keep what no worker trains; where it is kept already, it must be the same."""
+    def keep_constants(self, constants: Mapping[str, Tensor], *, begun: bool) -> None:
+        """Keep what no worker trains; of a run that has ``begun`` it must be what is kept already."""
         path = self.path / CONSTANTS
-        kept = read_tensors(path)
+        kept = read_tensors(path) if begun else None
         if kept is None:
+            path.unlink(missing_ok=True)
             if constants:
                 write_tensors(path, constants)
         elif kept.keys() != constants.keys() or not all(
@@ -244,6 +245,6 @@ def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{value.get('kind')} {value.get('sha256', '')[:8]}".strip()
+    if isinstance(value, dict) and "kind" in value:
+        return f"{value['kind']} {value.get('sha256', '')[:8]}".strip()
     return "not given" if value is None else str(value)
