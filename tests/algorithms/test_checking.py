@@ -128,7 +128,7 @@ def test_mistakes_in_a_class_are_told_before_anything_runs(monkeypatch: pytest.M
 def test_what_is_private_may_be_a_plain_set_and_methods_static(lab: SimpleNamespace) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Plain(Sound):
-        private = {"head"}  # noqa: RUF012
+        private: ClassVar[Any] = {"head"}
 
         @staticmethod
         def models(state, ctx):  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -7,14 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from manyheads.cli import main
+from manyheads.cli import compare, main
 from manyheads.cli.compare import result_table
 from manyheads.files import locked
+from manyheads.jobs import Job, News
 from manyheads.report import open_comparison
 from manyheads.store import Run
 
@@ -165,6 +168,24 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     assert _runs("tuned") == before
     # What was tried and not chosen is no part of what is reported.
     assert len(open_comparison(Path("tuned")).runs) == 4
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_rates_that_fail_with_a_later_seed_lose(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = compare._run, []
+
+    def failing(jobs: Sequence[Job], *rest: Any, **options: Any) -> dict[str, News]:
+        asked.append([job.label for job in jobs])
+        assert len(asked) <= 3, "they are not tried again and again"
+        spoilt = {job.label: News(0, "failed", diverged=True) for job in jobs if "× 1, seed 2" in job.label}
+        return run([job for job in jobs if job.label not in spoilt], *rest, **options) | spoilt
+
+    monkeypatch.setattr(compare, "_run", failing)
+    lines = _compare(capsys, "local", *SMALL, "--seeds", "1", "2", "--tune", "1e-9", "1", "--out", "tuned")
+    best, other = "local, rates × 1, seed", "local, rates × 1e-09, seed"
+    assert asked == [[f"{other} 1", f"{best} 1"], [f"{best} 2"], [f"{other} 2"]]
+    (line,) = (line for line in lines if line.startswith("Local  ") and "failed" in line)
+    assert line.split()[1].endswith("*") and line.split()[2:] == ["failed", "2e-10", "2e-10"]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -122,7 +122,7 @@ def test_code_of_the_users_that_has_changed_is_refused(
 
 def test_code_may_change_until_there_is_something_to_go_on_from(shelf: SimpleNamespace, tmp_path: Path) -> None:
     """As when its first mistake has shown in the first round."""
-    first, mended = (replace(shelf.experiment, transform=code) for code in (lambda x, rng: x + y, lambda x, rng: x))  # noqa: F821
+    first, mended = (replace(shelf.experiment, transform=code) for code in (lambda x, rng: x + 1, lambda x, rng: x))
     file = shelf.start(tmp_path, first).path / "code.json"
     kept = file.read_bytes()
     shelf.start(tmp_path, mended)

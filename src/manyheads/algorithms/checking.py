@@ -1,10 +1,9 @@
 """What an algorithm is and gives back, looked at before it is used: it may be the user's own, and mistaken."""
 
-import inspect
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from functools import cache
-from inspect import isfunction, signature
+from inspect import getattr_static, isfunction, signature
 from typing import ClassVar, get_origin, get_type_hints
 
 from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
@@ -51,10 +50,11 @@ def _check_methods(kind: type[Algorithm]) -> None:
         wanted, own = signature(method).parameters, getattr(kind, name)
         if not callable(own):
             raise UserError(f"{name} of {kind.__name__} is no method: write def {name}({', '.join(wanted)}).")
-        # A function of the class is given the object as well; a static method is not.
         given = signature(own)
+        # A function of the class is given the object as well; a static method is not.
+        first = 0 if isfunction(getattr_static(kind, name)) else 1
         try:
-            given.bind(*list(wanted)[0 if isfunction(inspect.getattr_static(kind, name)) else 1 :])
+            given.bind(*list(wanted)[first:])
         except TypeError:
             takes = ", ".join(given.parameters)
             raise UserError(

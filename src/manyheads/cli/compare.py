@@ -187,12 +187,7 @@ def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", *, quiet: bool) -> "dic
 
 
 def _run(
-    jobs: "Sequence[Job]",
-    runtime: "Runtime",
-    title: str,
-    *,
-    validation: bool = False,
-    quiet: bool,
+    jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, validation: bool = False, quiet: bool
 ) -> "dict[str, News]":
     """Run jobs and show it; those that failed, by label."""
     from manyheads.cli.board import Shown, follow
@@ -274,7 +269,7 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
         body.append([tuning.title, *scores, *rates])
     lines = [table([header], body)]
     if any(len(tuning.seeds) > 1 for tuning in tuned):
-        lines.append("with the first seed; of rates that were run with all of them their mean")
+        lines.append("each with the first seed; where rates were run with all seeds, the mean over them")
     if ends := "; ".join(tuning.title for tuning in tuned if tuning.at_the_end):
         lines.append(f"note: the best is the first or last rate tried, give --tune factors beyond it: {ends}")
     return ["\n".join(lines)]
