@@ -51,6 +51,21 @@ def test_first_rounds_say_little_about_the_others(
     ]
 
 
+def test_a_long_run_to_come_counts_for_more(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(board.time, "monotonic", lambda: now)
+
+    def news() -> Iterator[News]:
+        nonlocal now
+        for round in (1, 2):
+            now += 10
+            yield News(0, "running", round)
+
+    board.follow(news(), [board.Shown("short", 4), board.Shown("long", 4, 2.5)], "running")
+    # Two rounds of 10 s, and four of 25 s.
+    assert capsys.readouterr().out.splitlines()[-1] == "running  0/2 runs  2:00 min left  2/8 rounds"
+
+
 @pytest.mark.parametrize(
     ("validation", "floor", "said"),
     [(False, 0.1, "accuracy -25.0 %"), (False, None, "score -0.25"), (True, 0.1, "validation 50.0 %")],

@@ -21,6 +21,8 @@ class Shown(NamedTuple):
 
     label: str
     rounds: int
+    seconds: float = 1.0
+    """What a round of it is thought to take; only how that compares with the other runs matters."""
 
 
 def follow(
@@ -66,13 +68,14 @@ class _Tally:
         self.rounds = [0] * len(runs)
         self.scores = [""] * len(runs)
         self.total = sum(run.rounds for run in runs)
-        self.ended = self.failed = self.here = 0
+        self.ended = self.failed = 0
+        self.here = 0.0
         self.began = time.monotonic()
 
     def take(self, news: News) -> None:
         if news.state == "running" and self.rounds[news.job]:
             # Of a run that is continued only what is done here says how fast it goes.
-            self.here += news.round - self.rounds[news.job]
+            self.here += (news.round - self.rounds[news.job]) * self.runs[news.job].seconds
         elif not self.here:
             # Nor do first rounds, which prepare much.
             self.began = time.monotonic()
@@ -95,9 +98,9 @@ class _Tally:
         parts = [f"{self.ended}/{len(self.runs)} runs"]
         if self.failed:
             parts.append(f"{self.failed} failed")
-        if self.here and self.done < self.total:
-            left = (time.monotonic() - self.began) * (self.total - self.done) / self.here
-            parts.append(f"{human_seconds(left)} left")
+        to_come = sum((run.rounds - done) * run.seconds for run, done in zip(self.runs, self.rounds, strict=True))
+        if self.here and to_come:
+            parts.append(f"{human_seconds((time.monotonic() - self.began) * to_come / self.here)} left")
         return "  ".join(parts)
 
     def verdict(self, news: News) -> str | None:

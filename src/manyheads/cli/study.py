@@ -153,6 +153,8 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     """Make the runs that are not recorded; why some failed, by name."""
     from manyheads.cli.board import Shown, follow
     from manyheads.files import make_folder
+    from manyheads.parts import pick_device
+    from manyheads.studies.cost import Costs
     from manyheads.studies.records import Records
     from manyheads.studies.runner import Runner
 
@@ -171,7 +173,11 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
             records.pack(args.archive, made)
 
     runner = Runner(records, args.work, runtime, checkpoints=not args.no_checkpoints, kept=keep)
-    shown = [Shown(trial.name, trial.rounds) for trial in missing]
+    estimates = Costs(records.folder, pick_device(runtime.device).type).of_all(missing)
+    shown = [
+        Shown(trial.name, trial.rounds, one.seconds / trial.rounds)
+        for trial, one in zip(missing, estimates, strict=True)
+    ]
     with closing(runner.run(missing, args.budget_seconds)) as news:
         errors = follow(news, shown, args.name, quiet=args.quiet)
     if left := sum(not records.have(trial) for trial in missing) - len(errors):
