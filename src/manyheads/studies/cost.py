@@ -29,9 +29,9 @@ SAMPLES = {
 PARAMETERS = {"mlp:64": 4_810, "dnn": 634_182, "vgg11": 7_538_698, "resnet18": 11_220_132, "alexnet": 23_271_114}
 """Weights of the nets, with the outputs that the studies' data need."""
 
-GPU_SECONDS_PER_SAMPLE = {"mlp": 5e-7, "dnn": 5e-7, "vgg11": 2.1e-5, "resnet18": 1.9e-5, "alexnet": 3e-5}
-"""One sample of a training pass on an H200, 128 workers side by side: the first three in tf32, ResNet-18 in bf16
-(benchmarks/records/gpu.json); AlexNet is a guess."""
+GPU_SECONDS_PER_SAMPLE = {"mlp": 5e-7, "dnn": 5e-7, "vgg11": 1.1e-5, "resnet18": 1.9e-5, "alexnet": 1.2e-5}
+"""One sample of a training pass on an H200, 128 workers side by side: the first three in tf32, the others in bf16
+(benchmarks/records/gpu.json)."""
 
 _GPU_START_SECONDS = 20.0
 """Until a run's kernels are compiled and its steps recorded."""
