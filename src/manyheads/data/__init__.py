@@ -1,5 +1,6 @@
 """Data sets and who holds which part of them."""
 
+from functools import partial
 from pathlib import Path
 
 from manyheads.data import arrays, cifar, digits, fashion_mnist, harbox, mobiact
@@ -12,10 +13,17 @@ from manyheads.errors import UserError, unknown
 
 __all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_by_worker", "is_own_file", "load", "may_change"]
 
-NAMES = ("digits", "cifar10", "cifar100", "fashion-mnist", "harbox", "mobiact")
-_STANDARDISED = tuple(name for name in NAMES if name != "digits")
-_CHECKED = {"digits", "cifar10", "cifar100", "fashion-mnist"}
-"""Those in the package, or in files that are refused unless they are the published ones."""
+_DOWNLOADED = {
+    "cifar10": partial(cifar.load, cifar.CIFAR10),
+    "cifar100": partial(cifar.load, cifar.CIFAR100),
+    "fashion-mnist": fashion_mnist.load,
+}
+"""In files that are refused unless they are the published ones."""
+
+_PLACED = {"harbox": harbox.load, "mobiact": mobiact.load}
+"""In files that a user puts in place, which no checksum knows."""
+
+NAMES = ("digits", *_DOWNLOADED, *_PLACED)
 
 
 def is_own_file(data: object) -> bool:
@@ -25,7 +33,7 @@ def is_own_file(data: object) -> bool:
 
 def may_change(data: object) -> bool:
     """Whether data may become others under their name: no checksum says which they are."""
-    return isinstance(data, str) and data.removesuffix(RAW) not in _CHECKED
+    return isinstance(data, str) and data.removesuffix(RAW) not in ("digits", *_DOWNLOADED)
 
 
 def is_by_worker(data: str | Dataset) -> bool:
@@ -43,21 +51,14 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress:
     """
     asked = str(name_or_path)
     name, standardised = asked.removesuffix(RAW), not asked.endswith(RAW)
-    if not standardised and name not in _STANDARDISED:
-        raise unknown("data", asked, [f"{name}{RAW}" for name in _STANDARDISED])
-    match name:
-        case "digits":
-            return digits.load()
-        case "cifar10":
-            return cifar.load(cifar.CIFAR10, data_dir, progress, standardised=standardised)
-        case "cifar100":
-            return cifar.load(cifar.CIFAR100, data_dir, progress, standardised=standardised)
-        case "fashion-mnist":
-            return fashion_mnist.load(data_dir, progress, standardised=standardised)
-        case "harbox":
-            return harbox.load(data_dir, standardised=standardised)
-        case "mobiact":
-            return mobiact.load(data_dir, standardised=standardised)
+    if name in _DOWNLOADED:
+        return _DOWNLOADED[name](data_dir, progress, standardised=standardised)
+    if name in _PLACED:
+        return _PLACED[name](data_dir, standardised=standardised)
+    if not standardised:
+        raise unknown("data", asked, [f"{name}{RAW}" for name in (*_DOWNLOADED, *_PLACED)])
+    if name == "digits":
+        return digits.load()
     if is_per_worker(asked):
         raise UserError(
             f"{asked} names a file for each worker, which is for manyheads train: give one file for all, or train each"
