@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from manyheads.algorithms import DPSGD, DePRL
-from manyheads.data import load
+from manyheads.data import Dataset, load
 from manyheads.models import build
 from manyheads.new_workers import NewWorkers
-from manyheads.studies.cost import PARAMETERS, SAMPLES, Costs, total
+from manyheads.studies import get_study
+from manyheads.studies.cost import PARAMETERS, POOLS, Costs, total
 from manyheads.studies.records import Records
 from manyheads.studies.tables import STUDIES
 from manyheads.studies.trial import PAPER, joined
@@ -32,7 +33,16 @@ def test_sizes_of_nets(net: str) -> None:
 
 def test_sizes_of_data() -> None:
     digits = load("digits")
-    assert SAMPLES["digits"] == (len(digits.x_train), len(digits.x_test))
+    assert POOLS["digits"] == (len(digits.x_train), len(digits.x_test), digits.x_train[0].numel())
+
+
+def test_data_in_memory_count_as_they_are(tmp_path: Path) -> None:
+    """Those of the theory's problem are small: they were counted as if they were images."""
+    trial = get_study("theory").grid(PAPER)[0]
+    data = trial.experiment.data
+    assert isinstance(data, Dataset)
+    held = sum(x.nbytes for x in (data.x_train, data.x_test))
+    assert Costs(tmp_path, "cpu")(trial).bytes == 5e8 + held
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

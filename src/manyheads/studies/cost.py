@@ -4,9 +4,10 @@ import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from manyheads.data import Dataset
 from manyheads.data.dataset import RAW
@@ -17,14 +18,24 @@ from manyheads.recipes import step_seconds
 from manyheads.store.layout import EXPERIMENT, SUMMARY, read_description, read_object
 from manyheads.studies.trial import Trial
 
-SAMPLES = {
-    "digits": (1_438, 359),
-    "cifar10": (50_000, 10_000),
-    "cifar100": (50_000, 10_000),
-    "fashion-mnist": (60_000, 10_000),
-    "mobiact": (8_393, 2_702),
+
+class Pools(NamedTuple):
+    """How large a data set is."""
+
+    train: int
+    """Samples."""
+    test: int
+    numbers: int
+    """Of a sample."""
+
+
+POOLS = {
+    "digits": Pools(1_438, 359, 64),
+    "cifar10": Pools(50_000, 10_000, 3_072),
+    "cifar100": Pools(50_000, 10_000, 3_072),
+    "fashion-mnist": Pools(60_000, 10_000, 1_024),
+    "mobiact": Pools(8_393, 2_702, 900),
 }
-"""Train and test samples of the data sets."""
 
 PARAMETERS = {"mlp:64": 4_810, "dnn": 634_182, "vgg11": 7_538_698, "resnet18": 11_220_132, "alexnet": 23_271_114}
 """Weights of the nets, with the outputs that the studies' data need."""
@@ -77,7 +88,7 @@ class Costs:
 
     def _passes(self, trial: Trial, passes: float) -> float:
         """Seconds that passes over all train samples take."""
-        train, _ = _samples(trial)
+        train = _pools(trial).train
         model, batch = str(trial.experiment.model), trial.experiment.batch_size or 1
         if self.on_gpu:
             return train * passes * GPU_SECONDS_PER_SAMPLE.get(model.partition(":")[0], 1e-6)
@@ -104,7 +115,7 @@ def total(estimates: Sequence[Estimate]) -> Estimate:
 
 def _work(trial: Trial) -> float:
     """Passes over all train samples that a round comes to, what is looked at included."""
-    train, test = _samples(trial)
+    train, test, _ = _pools(trial)
     scored = _FORWARD * (2 * test + train) / train + 2 * trial.theory
     return _passes_a_round(trial) + scored / trial.every
 
@@ -112,9 +123,8 @@ def _work(trial: Trial) -> float:
 def _passes_a_round(trial: Trial) -> float:
     """Training passes over all samples in a round; a pass over frozen features counts as its forward part."""
     options = vars(trial.experiment.algorithm)
-    train, _ = _samples(trial)
     # Steps are as many for every worker, whatever it holds.
-    step = trial.experiment.workers * (trial.experiment.batch_size or 1) / train
+    step = trial.experiment.workers * (trial.experiment.batch_size or 1) / _pools(trial).train
 
     def passes(unit: str) -> float:
         steps = options.get(f"{unit}steps")
@@ -125,10 +135,9 @@ def _passes_a_round(trial: Trial) -> float:
 
 
 def _bytes(trial: Trial) -> float:
-    train, test = _samples(trial)
+    train, test, numbers = _pools(trial)
     experiment = trial.experiment
     weights = PARAMETERS.get(str(experiment.model), 0) * experiment.workers * 4
-    numbers = {"mobiact": 900, "digits": 64, "fashion-mnist": 1024}.get(trial.data, 3072)
     return (
         weights * (_COPIES + experiment.algorithm.extra_rows)
         + (train + test) * numbers * 4
@@ -136,9 +145,11 @@ def _bytes(trial: Trial) -> float:
     )
 
 
-def _samples(trial: Trial) -> tuple[int, int]:
+def _pools(trial: Trial) -> Pools:
     data = trial.experiment.data
-    return (len(data.x_train), len(data.x_test)) if isinstance(data, Dataset) else SAMPLES[data.removesuffix(RAW)]
+    if isinstance(data, Dataset):
+        return Pools(len(data.x_train), len(data.x_test), prod(data.input_shape))
+    return POOLS[data.removesuffix(RAW)]
 
 
 _Kind = tuple[str, str, str, int]
@@ -164,6 +175,6 @@ def _recorded(records: Path) -> Iterable[tuple[Trial, dict[str, Any]]]:
         with suppress(UserError):
             described, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
             experiment = Experiment.from_json(json.dumps(described))
-            if end is not None and str(experiment.data).removesuffix(RAW) in SAMPLES:
+            if end is not None and str(experiment.data).removesuffix(RAW) in POOLS:
                 every = round(end["rounds"] / end["evaluated_rounds"])
                 yield Trial(experiment, {}, every=every, theory=end.get("theory_m") is not None), end
