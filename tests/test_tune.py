@@ -12,10 +12,11 @@ from manyheads.algorithms import REGISTRY
 from manyheads.compare import directory_name
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.jobs import Job, News
 from manyheads.recipes import RECIPES
 from manyheads.record import Record
 from manyheads.store.layout import EARLIER, TUNING
-from manyheads.tune import FACTORS, Tuning, tunings, with_rates
+from manyheads.tune import FACTORS, Tuning, choose, tunings, with_rates
 
 
 def _experiments(*seeds: int, **changes: object) -> list[Experiment]:
@@ -103,20 +104,23 @@ def test_luck_with_the_first_seed_wins_nothing(tmp_path: Path) -> None:
     scores = {(0.1, 1): 0.7, (0.2, 1): 0.8, (0.2, 2): 0.8, (0.2, 3): 0.7, (0.4, 1): 0.9, (0.4, 2): 0.9, (0.4, 3): 0.1}
     scores |= {(0.8, 1): 0.85, (0.8, 2): None, (0.8, 3): 0.9}
     (tuning,) = tunings(_experiments(1, 2, 3)[:3], (0.5, 1, 2, 4), tmp_path)
-    made, jobs = [], tuning.tries
-    while jobs:
+    made = []
+
+    def run(jobs: Sequence[Job]) -> dict[str, News]:
+        failed = {}
         for job in jobs:
             rate = job.experiment.lr, job.experiment.seed
             _made(job.path, job.experiment, scores[rate])
             made.append(rate)
             if scores[rate] is None:
-                tuning.failed.add(job.label)
-        jobs = tuning.undecided
+                failed[job.label] = News(0, "failed", diverged=True)
+        return failed
+
+    assert choose([tuning], run) == {}
     firsts = [(0.1, 1), (0.2, 1), (0.4, 1), (0.8, 1)]
     assert made == [*firsts, (0.4, 2), (0.4, 3), (0.8, 2), (0.8, 3), (0.2, 2), (0.2, 3)]
     assert tuning.scores == [0.7, pytest.approx(2.3 / 3), pytest.approx(1.9 / 3), None]
     assert tuning.chosen.lr == 0.2
-    tuning.settle()
     assert {key for key, place in _places(tmp_path).items() if place == "."} == {("deprl", n, 0.2) for n in (1, 2, 3)}
 
 

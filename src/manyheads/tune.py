@@ -1,6 +1,6 @@
 """Rates chosen on the validation split: the same grid for every algorithm, around what its experiment has."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, count
@@ -12,7 +12,7 @@ from manyheads.compare import directory_name, labels, not_to_be_tuned
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import disk_errors, make_folder
-from manyheads.jobs import Job
+from manyheads.jobs import Job, News
 from manyheads.store import Run
 from manyheads.store.layout import EARLIER, EXPERIMENT, TUNING, read_description
 
@@ -172,6 +172,32 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
         Tuning(one, label, grid, seeds, folder)
         for one, label in zip(found.values(), labels(list(found.values())), strict=True)
     ]
+
+
+def choose(tuned: Sequence[Tuning], run: Callable[[list[Job]], Mapping[str, News]]) -> dict[str, News]:
+    """Run what it takes to choose the rates, and give the runs their places; gives what failed with all, by label.
+
+    ``run`` makes runs and tells of those that failed, by label.
+    """
+    failed: dict[str, News] = {}
+    jobs = [job for tuning in tuned for job in tuning.tries]
+    while jobs:
+        now = run(jobs)
+        for label, news in now.items():
+            # Rates that are too high lose; whatever else goes wrong must not decide which rates are best.
+            if not news.diverged:
+                raise UserError(f"{label}: {news.error}")
+        for tuning in tuned:
+            tuning.failed.update(now)
+        failed |= now
+        jobs = [job for tuning in tuned for job in tuning.undecided]
+    for tuning in tuned:
+        tuning.settle()
+    return {
+        tuning.label: next(failed[job.label] for job in chain(*tuning.jobs) if job.label in failed)
+        for tuning in tuned
+        if tuning.best is None
+    }
 
 
 def with_rates(experiments: Sequence[Experiment], tuned: Iterable[Tuning]) -> list[Experiment]:

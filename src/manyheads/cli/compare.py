@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import chain, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.compare import distinct, plan
     from manyheads.experiment import Runtime
     from manyheads.files import locked, make_folder
-    from manyheads.tune import FACTORS, tunings, with_rates
+    from manyheads.tune import FACTORS, choose, tunings, with_rates
 
     runtime = Runtime(**given(args, Runtime))
     folder = runtime.out
@@ -110,7 +110,7 @@ def run(args: argparse.Namespace) -> None:
     with locked(folder):
         _refuse_another(folder, jobs, tuned=bool(tuned))
         if tuned:
-            failed = _tune(tuned, runtime, quiet=args.quiet)
+            failed = choose(tuned, lambda jobs: _run(jobs, runtime, "tuning", validation=True, quiet=args.quiet))
             # They have been run with every seed when they were chosen.
             jobs = plan(with_rates(wanted, tuned), folder)
         else:
@@ -161,29 +161,6 @@ def _conclude(
     if failed:
         reason = next(iter(failed.values())).error
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
-
-
-def _tune(tuned: "Sequence[Tuning]", runtime: "Runtime", *, quiet: bool) -> "dict[str, News]":
-    """Choose the rates; gives what failed with all of them, by label."""
-    failed: dict[str, News] = {}
-    jobs = [job for tuning in tuned for job in tuning.tries]
-    while jobs:
-        now = _run(jobs, runtime, "tuning", validation=True, quiet=quiet)
-        for label, news in now.items():
-            # Rates that are too high lose; whatever else goes wrong must not decide which rates are best.
-            if not news.diverged:
-                raise UserError(f"{label}: {news.error}")
-        for tuning in tuned:
-            tuning.failed.update(now)
-        failed |= now
-        jobs = [job for tuning in tuned for job in tuning.undecided]
-    for tuning in tuned:
-        tuning.settle()
-    return {
-        tuning.label: next(failed[job.label] for job in chain(*tuning.jobs) if job.label in failed)
-        for tuning in tuned
-        if tuning.best is None
-    }
 
 
 def _run(
