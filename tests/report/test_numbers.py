@@ -81,7 +81,7 @@ def test_who_is_ahead_and_by_how_much_seed_by_seed(tmp_path: Path, write_run):
     gap = difference(comparison, 0, 0, 1)
     assert gap is not None
     assert (gap.mean, gap.count, gap.error) == (pytest.approx(0.15), 2, pytest.approx(0.05))
-    floor = majority_floor(comparison, 0)
+    floor = majority_floor(comparison.at(0))
     assert floor is not None
     assert (floor.mean, floor.count) == (pytest.approx(0.3), 5)
 

@@ -87,7 +87,7 @@ def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
         for i, system in enumerate(comparison.systems)
         if (runs := comparison.cells.get((i, setting)))
     ]
-    floor = majority_floor(comparison, setting)
+    floor = majority_floor(comparison.at(setting))
     chapters = [
         _learning(f"{prefix}learning", comparison, drawn, None if floor is None else floor.mean),
         _workers(f"{prefix}workers", comparison, drawn),

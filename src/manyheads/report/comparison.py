@@ -110,6 +110,10 @@ class Comparison:
         """A score for people, in its unit."""
         return f"{100 * value:.1f}" if self.is_accuracy else f"{value:.3g}"
 
+    def at(self, setting: int) -> list[Finished]:
+        """All runs of a setting."""
+        return [run for (_, j), runs in self.cells.items() if j == setting for run in runs]
+
     def prefix(self, setting: int) -> str:
         """What the names of a setting's files begin with."""
         return f"{slugs(map(str, self.settings))[setting]}-" if self.grid else ""

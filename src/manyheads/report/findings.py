@@ -68,7 +68,7 @@ def outcome(comparison: Comparison, setting: int) -> str:
     if any(map(_left_out, comparison.cells[best, setting])):
         said += _over(comparison.cells[best, setting])
     said += f"{_ahead(comparison, setting, best)}."
-    floor = majority_floor(comparison, setting)
+    floor = majority_floor(comparison.at(setting))
     if floor is not None:
         said += f" Naming each worker's most frequent class would score {comparison.score(floor.mean)}{unit}."
     return said

@@ -30,7 +30,6 @@ def tabular(comparison: Comparison) -> str:
         [_escaped(words(name)), *(_escaped(shown(setting.values[name])) for setting in comparison.settings)]
         for name in comparison.grid
     ]
-    unit = f", {comparison.unit}" if comparison.unit else ""
     systems = [
         [
             _escaped(system.label),
@@ -41,12 +40,12 @@ def tabular(comparison: Comparison) -> str:
         ]
         for i, system in enumerate(comparison.systems)
     ]
-    floors = [majority_floor(comparison, j) for j in settings]
+    floors = [majority_floor(comparison.at(j)) for j in settings]
     lines = [
         *_about(comparison),
         rf"\begin{{tabular}}{{l{'r' * len(settings)}}}",
         r"\toprule",
-        *map(_row, heads or [["system", _escaped(comparison.score_name + unit)]]),
+        *map(_row, heads or [["system", _escaped(comparison.score_title)]]),
         r"\midrule",
         *map(_row, systems),
     ]

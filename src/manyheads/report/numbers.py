@@ -99,10 +99,9 @@ def best_system(
     return (max if highest else min)(means, key=means.__getitem__, default=None)
 
 
-def majority_floor(comparison: Comparison, setting: int) -> Stat | None:
-    """What naming each worker's most frequent class would score; it belongs to data and seed, not to a system."""
-    runs = {run.seed: run for (_, j), cell in comparison.cells.items() if j == setting for run in cell}
-    return at_end(runs.values(), "majority_floor")
+def majority_floor(runs: Iterable[Finished]) -> Stat | None:
+    """What naming each worker's most frequent class would score; it belongs to data and seed, whatever ran on them."""
+    return at_end({run.seed: run for run in runs}.values(), "majority_floor")
 
 
 def difference(comparison: Comparison, setting: int, system: int, other: int) -> Stat | None:

@@ -109,7 +109,7 @@ def rows(comparison: Comparison) -> list[Row]:
             for i, system in enumerate(comparison.systems)
             if (i, j) in comparison.cells
         ]
-        floor = majority_floor(comparison, j)
+        floor = majority_floor(comparison.at(j))
         if floor is not None:
             others = [_EMPTY] * (len(headers(comparison)) - 1)
             here.append(Row("majority floor", values, (_cell(floor, comparison.score), *others), floor=True))

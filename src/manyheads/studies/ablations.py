@@ -8,11 +8,10 @@ from functools import partial
 from typing import Any
 
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep, title_of
-from manyheads.report.numbers import Stat
 from manyheads.report.pictures import Axis, curves
 from manyheads.studies.lines import ACCURACY, ROUND, across, along
 from manyheads.studies.published import data_title
-from manyheads.studies.results import Report, Results, percent
+from manyheads.studies.results import Report, Results, in_percent, percent
 from manyheads.studies.speedup import ALGORITHMS, DATA, DIRICHLET, ladder
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
@@ -96,16 +95,11 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
             found = {name: results.stat("accuracy_mean", algorithm=name, **here) for name in ALGORITHMS}
             floor = results.floor(**here)
             rows.append([str(value), percent(floor), *map(percent, found.values())])
-            numbers += [[data, value, name, *_in_percent(stat)] for name, stat in found.items()]
+            numbers += [
+                [data, value, name, *in_percent(stat), stat.count if stat else 0] for name, stat in found.items()
+            ]
         report.add_table([label, "floor", *map(title_of, ALGORITHMS)], rows)
     report.add_csv(["data", key, "algorithm", "accuracy", "deviation", "seeds"], numbers)
-
-
-def _in_percent(stat: Stat | None) -> tuple[float | None, float | None, int]:
-    """Mean, deviation and number of seeds."""
-    if stat is None:
-        return None, None, 0
-    return 100 * stat.mean, None if stat.deviation is None else 100 * stat.deviation, stat.count
 
 
 STUDIES = (

@@ -17,7 +17,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.numbers import number, stat
 from manyheads.studies.published import accuracies, data_title
 from manyheads.studies.records import sizes
-from manyheads.studies.results import NOTHING, Report, Results, percent, points, shared_seeds
+from manyheads.studies.results import NOTHING, Report, Results, in_percent, percent, points, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -168,8 +168,7 @@ def _report(results: Results, report: Report) -> None:
                  NOTHING if moved is None else points(moved), NOTHING if theirs is None else f"{theirs:.1f}", short]
             )  # fmt: skip
             numbers.append(
-                [data, dirichlet, reading, algorithm, None if floor is None else 100 * floor.mean, 100 * found.mean,
-                 moved, theirs]
+                [data, dirichlet, reading, algorithm, in_percent(floor)[0], 100 * found.mean, moved, theirs]
             )  # fmt: skip
         report.parts.append(f"## {data_title(data)}, Dirichlet {dirichlet:g}")
         report.add_table(["reading", "algorithm", "floor", "ours", "moved by", "paper", "from the paper's"], rows)

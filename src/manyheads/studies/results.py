@@ -11,7 +11,7 @@ from typing import Any
 from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
 from manyheads.report.drawing import Picture
-from manyheads.report.numbers import Stat, at_end, number
+from manyheads.report.numbers import Stat, at_end, majority_floor, number
 from manyheads.studies.published import DATA, STAND_IN
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
@@ -82,8 +82,8 @@ class Results:
         return at_end(self.runs(**place), metric)
 
     def floor(self, **place: Any) -> Stat | None:
-        """The majority floor, over seeds: it belongs to data and seed, whatever ran on them."""
-        return at_end({run.seed: run for run in self.runs(**place)}.values(), "majority_floor")
+        """What naming each worker's most frequent class scores at a place."""
+        return majority_floor(self.runs(**place))
 
     def values(self, key: str) -> list[Any]:
         """The different values of a part of the place, in the grid's order."""
@@ -117,6 +117,18 @@ def percent(stat: Stat | None) -> str:
         return NOTHING
     deviation = f" ± {100 * stat.deviation:.1f} ({stat.count})" if stat.deviation is not None else ""
     return f"{100 * stat.mean:.1f}{deviation}"
+
+
+def in_percent(stat: Stat | None) -> tuple[float | None, float | None]:
+    """Mean and deviation of an accuracy over seeds, as numbers in percent."""
+    if stat is None:
+        return None, None
+    return 100 * stat.mean, None if stat.deviation is None else 100 * stat.deviation
+
+
+def beside(stat: Stat | None, paper: float) -> str:
+    """The paper's accuracy in percent, and how far ours is from it."""
+    return f"{paper:.1f}" + ("" if stat is None else f", {points(100 * stat.mean - paper)}")
 
 
 def points(value: float) -> str:

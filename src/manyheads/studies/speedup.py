@@ -18,7 +18,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end, stat
 from manyheads.report.pictures import Axis, Line, curves
 from manyheads.studies.published import SpeedCell, data_title, speeds
-from manyheads.studies.results import NOTHING, Report, Results, percent, points, shared_seeds
+from manyheads.studies.results import NOTHING, Report, Results, beside, in_percent, percent, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -69,8 +69,8 @@ def _table5(results: Results, report: Report) -> None:
             theirs = (
                 (None,) * 3 if cell is None else (cell.final_accuracy, cell.convergence_time, cell.time_to_accuracy)
             )
-            accuracy, *times = (found and found.mean for found in ours)
-            numbers.append([data, count, algorithm, *theirs, accuracy and 100 * accuracy, *times])
+            times = (found and found.mean for found in ours[1:])
+            numbers.append([data, count, algorithm, *theirs, in_percent(ours[0])[0], *times])
         rows.append(line)
     kinds = ("accuracy, %", "convergence, s", "to accuracy, s")
     report.add_table(
@@ -102,8 +102,7 @@ def _speed_texts(ours: tuple[Stat | None, Stat | None, Stat | None], paper: Spee
     texts = [percent(accuracy), *(NOTHING if time is None else f"{time.mean:.1f}" for time in times)]
     if paper is None:
         return texts
-    gap = "" if accuracy is None else f", {points(100 * accuracy.mean - paper.final_accuracy)}"
-    below = (f"{paper.final_accuracy:.1f}{gap}", f"{paper.convergence_time:.1f}", f"{paper.time_to_accuracy:.1f}")
+    below = (beside(accuracy, paper.final_accuracy), f"{paper.convergence_time:.1f}", f"{paper.time_to_accuracy:.1f}")
     return [f"{text}<br>{other}" for text, other in zip(texts, below, strict=True)]
 
 

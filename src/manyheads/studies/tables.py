@@ -17,7 +17,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end
 from manyheads.studies.gaps import Gap, Panel, side_by_side
 from manyheads.studies.published import Cell, accuracies, data_title
-from manyheads.studies.results import Report, Results, percent, points, shared_seeds
+from manyheads.studies.results import Report, Results, beside, in_percent, percent, points, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, joined
 
@@ -90,7 +90,7 @@ def _report(table: int, results: Results, report: Report) -> None:
         texts = [_text(ours[place], paper.get(place), bold=place in best) for place in here]
         lines.append([data_title(data), f"{dirichlet:g}", percent(floor), *texts])
         gaps = [_gap(name, ours[place], paper.get(place)) for name, place in zip(names, here, strict=True)]
-        panel = Panel(f"Dirichlet {dirichlet:g}", None if floor is None else 100 * floor.mean, gaps)
+        panel = Panel(f"Dirichlet {dirichlet:g}", in_percent(floor)[0], gaps)
         panels.setdefault(data, []).append(panel)
     report.add_table(header, lines)
     for data, found in panels.items():
@@ -133,34 +133,23 @@ def _text(found: Stat | None, paper: Cell | None, *, bold: bool) -> str:
     """A cell of the page."""
     text = f"**{percent(found)}**" if bold else percent(found)
     if paper is not None:
-        gap = "" if found is None else f", {points(100 * found.mean - paper.accuracy)}"
-        text += f"<br>{paper.accuracy:.1f}{gap}"
+        text += f"<br>{beside(found, paper.accuracy)}"
     return text
 
 
 def _gap(method: str, found: Stat | None, paper: Cell | None) -> Gap:
     """A row of the picture."""
-    theirs = None if paper is None else paper.accuracy
-    if found is None:
-        return Gap(method, None, None, theirs)
-    return Gap(method, 100 * found.mean, None if found.deviation is None else 100 * found.deviation, theirs)
+    return Gap(method, *in_percent(found), None if paper is None else paper.accuracy)
 
 
 def _numbers(place: _Place, ours: Stat | None, paper: Cell | None, results: Results) -> list[Any]:
     """A line of the CSV file, in percent."""
     theirs = [None, None] if paper is None else [paper.accuracy, paper.std]
-    if ours is None:
-        return [*place, *theirs, None, None, 0, None, None, None]
+    mean, deviation = in_percent(ours)
+    gap = None if mean is None or paper is None else mean - paper.accuracy
     others = [results.stat(metric, **place._asdict()) for metric in ("majority_floor", "accuracy_before_mixing")]
-    return [
-        *place,
-        *theirs,
-        100 * ours.mean,
-        None if ours.deviation is None else 100 * ours.deviation,
-        ours.count,
-        None if paper is None else 100 * ours.mean - paper.accuracy,
-        *(None if stat is None else 100 * stat.mean for stat in others),
-    ]
+    count = 0 if ours is None else ours.count
+    return [*place, *theirs, mean, deviation, count, gap, *(in_percent(stat)[0] for stat in others)]
 
 
 _AGREES, _LEVEL, _DIFFERS = "as in the paper", "level to a tenth of a point", "the other way round"
