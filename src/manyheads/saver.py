@@ -6,6 +6,8 @@ from collections.abc import Collection
 from itertools import chain
 from typing import Any
 
+from torch import Tensor
+
 from manyheads.algorithms.base import State
 from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.errors import UserError
@@ -109,35 +111,23 @@ class Saver:
                 everyone = session.experiment.workers
                 self.directory.join_models(session.describe_model(), everyone, sharers.patience)
         if sharers.rank == 0:
-            alike = self._compare_workers(models.params, record) | self._describe_mixing()
-            disturbed = {"disturbances": session.sites.disturbances} if session.sites else {}
-            about = {"root": session.experiment.root, "notes": session.notes, "runtime": session.describe_runtime()}
-            self.directory.finish(record, {**alike, **disturbed, **about})
+            alike = self._compare_workers(models.params, record)
+            self.directory.finish(record, {**alike, **about(session)})
         # Nobody goes on to read a summary that is not there yet.
         sharers.wait_long()
 
     def _compare_workers(self, names: Collection[str], record: Record) -> dict[str, float]:
-        """Keep how alike every two workers' data and models are; the means that the last record does not have."""
+        """Keep how alike every two workers' data and models are; the models' means, if the last record has none."""
         session = self.session
         if not session.ctx.network.may_gather_private:
             session.notes.append("How alike the workers are is not said: heads stay where they are.")
             return {}
-        counts = None if session.everyone.num_classes is None else session.everyone.class_counts
         if session.experiment.workers <= _MOST_MAPPED:
-            write_tensors(self.directory.path / SIMILARITY, similarities(self.directory.models(names), counts))
-        means = {}
+            maps = similarities(self.directory.models(names), _class_counts(session))
+            write_tensors(self.directory.path / SIMILARITY, maps)
         if record.similarity_heads is None and record.similarity_representations is None:
-            means = mean_cosines(dict(self.directory.models(names)))
-        if counts is not None and (mean := mean_cosine([counts])) is not None:
-            means["similarity_data"] = mean
-        return means
-
-    def _describe_mixing(self) -> dict[str, Any]:
-        """How fast the workers' graph mixes, and what Theorem 1 makes of it."""
-        session = self.session
-        if not is_graph(session.experiment.graph) or session.experiment.workers > _MOST_MIXED:
-            return {}
-        return describe(session.mixing).numbers
+            return mean_cosines(dict(self.directory.models(names)))
+        return {}
 
     def _due(self, round: int, state: State, seconds: float) -> bool:
         every = self.session.runtime.checkpoint_every
@@ -147,3 +137,19 @@ class Saver:
             size = sum(leaf.numel() * leaf.element_size() for leaf in (state.params | state.buffers).values())
             self.next_cost = size / _DISK_BYTES_PER_SECOND
         return self.spent + self.next_cost <= _CHECKPOINT_SHARE * (seconds - self.before)
+
+
+def about(session: Session) -> dict[str, Any]:
+    """What the summary of a run says besides its last record: how alike data are, who mixed, where it was computed."""
+    experiment, counts, found = session.experiment, _class_counts(session), dict[str, Any]()
+    if counts is not None and session.ctx.network.may_gather_private and (mean := mean_cosine([counts])) is not None:
+        found["similarity_data"] = mean
+    if is_graph(experiment.graph) and experiment.workers <= _MOST_MIXED:
+        found |= describe(session.mixing).numbers
+    if session.sites:
+        found["disturbances"] = session.sites.disturbances
+    return {**found, "root": experiment.root, "notes": session.notes, "runtime": session.describe_runtime()}
+
+
+def _class_counts(session: Session) -> Tensor | None:
+    return None if session.everyone.num_classes is None else session.everyone.class_counts

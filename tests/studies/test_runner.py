@@ -44,14 +44,16 @@ def test_runs_are_recorded_and_their_weights_removed(tmp_path: Path, checkpoints
 
 
 def test_with_and_without_weights_give_the_same_numbers(tmp_path: Path) -> None:
-    found = []
+    found, said = [], []
     for checkpoints in (True, False):
         runner = _runner(tmp_path / str(checkpoints), checkpoints=checkpoints)
         list(runner.run([_trial()]))
         run = runner.records.read(_trial())
         assert run is not None
         found.append((run.summary["accuracy_mean"], run.summary["train_loss"], run.workers["accuracy"]))
+        said.append(run.summary.keys())
     assert found[0] == found[1]
+    assert said[0] == said[1] >= {"similarity_data", "spectral_gap", "theorem_1", "root"}
 
 
 def test_a_stopped_run_goes_on(tmp_path: Path) -> None:

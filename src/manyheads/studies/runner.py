@@ -16,6 +16,7 @@ from manyheads.jobs import Job, News, run_jobs, to_the_end
 from manyheads.new_workers import open_join
 from manyheads.parts import pick_device
 from manyheads.rounds import run
+from manyheads.saver import about
 from manyheads.session import open_session
 from manyheads.store import Run, RunDirectory
 from manyheads.store.layout import PARTITION, SUMMARY
@@ -131,7 +132,7 @@ class Runner:
                     directory.append(record)
                 yield News(0, "running", step.round, step.record)
             assert record is not None, "the last round is evaluated"
-            directory.finish(record, {"notes": session.notes, "runtime": session.describe_runtime()})
+            directory.finish(record, about(session))
             self._keep(path, trial)
         shutil.rmtree(path)
         yield News(0, "finished", trial.rounds)
