@@ -20,6 +20,9 @@ from manyheads.recipes import follow_from_others
 from manyheads.store.layout import EXPERIMENT
 from manyheads.topology import brief
 
+SEEDS = (1, 12, 123, 1234)
+"""Those that results are averaged over unless others are given: the DePRL paper's."""
+
 
 def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool = False) -> list[Experiment]:
     """Experiments made complete, each once: values that an algorithm does not look at make no difference.

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from manyheads.report import Comparison
     from manyheads.tune import Tuning
 
-_SEEDS = (1, 12, 123, 1234)
 _RUNTIME = (
     "data_dir",
     "device",
@@ -62,6 +61,7 @@ def add(commands: Commands) -> None:
 
 def _add_options(parser: Parser) -> None:
     from manyheads.cli.options import add_options, options_of
+    from manyheads.compare import SEEDS
     from manyheads.experiment import Experiment
     from manyheads.tune import FACTORS
 
@@ -72,7 +72,7 @@ def _add_options(parser: Parser) -> None:
         type=options_of(Experiment)["seed"].read,
         metavar="N",
         default=argparse.SUPPRESS,
-        help=f"the seeds to average over, not how many [{' '.join(map(str, _SEEDS))}]",
+        help=f"the seeds to average over, not how many [{' '.join(map(str, SEEDS))}]",
     )
     parser.add_argument(
         "--tune",
@@ -90,7 +90,7 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from manyheads.cli import terminal
     from manyheads.cli.options import experiments, given
-    from manyheads.compare import distinct, plan
+    from manyheads.compare import SEEDS, distinct, plan
     from manyheads.experiment import Runtime
     from manyheads.files import locked, make_folder
     from manyheads.tune import FACTORS, choose, tunings, with_rates
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> None:
     if folder is None:
         raise UserError("compare keeps its runs in a folder: give one with --out.")
     if "seed" not in args:
-        args.seed = list(_SEEDS)
+        args.seed = list(SEEDS)
     asked = experiments(args)
     with terminal.waiting("loading the data", quiet=args.quiet):
         wanted = distinct(asked, runtime, tuned=args.tune is not None)

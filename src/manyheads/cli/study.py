@@ -155,6 +155,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     from manyheads.files import make_folder
     from manyheads.parts import pick_device
     from manyheads.studies.cost import Costs
+    from manyheads.studies.everything import NAME
     from manyheads.studies.records import Records
     from manyheads.studies.runner import Runner
 
@@ -163,7 +164,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     missing = records.missing(trials)
     if not args.quiet:
         print(f"{args.name}: {len(missing)} of {len(trials)} runs are to be made", flush=True)
-    missing = _with_data(missing, runtime.data_dir, strict=args.name != "all")
+    missing = _with_data(missing, runtime.data_dir, strict=args.name != NAME)
     # A command that goes on where it stopped packs what it had made before, too.
     made = [trial for trial in trials if trial not in missing and records.have(trial)]
 

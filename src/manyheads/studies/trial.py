@@ -8,14 +8,12 @@ from functools import cache, cached_property
 from typing import Any
 
 from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.compare import SEEDS
 from manyheads.data import Dataset
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Precision, Runtime, flat, option_defaults
 from manyheads.new_workers import NewWorkers
 from manyheads.parts import resolve
-
-SEEDS = (1, 12, 123, 1234)
-"""The paper's."""
 
 GRAPHS = {"ring": "ring", "random": "random:0.25", "full": "full"}
 """The paper's graphs as we spell them."""
@@ -129,8 +127,6 @@ class Size:
         *,
         seed: int,
         graph: str = "ring",
-        workers: int | None = None,
-        rounds: int | None = None,
         place: Mapping[str, Any] | None = None,
         every: int | None = None,
         theory: bool = False,
@@ -139,18 +135,17 @@ class Size:
     ) -> Trial:
         """One run with the paper's settings but for ``changes``; ``graph`` is ring, random or full."""
         chosen = REGISTRY[algorithm]() if isinstance(algorithm, str) else algorithm
-        rounds = rounds or self.rounds
-        experiment = Experiment(
-            algorithm=chosen,
-            data=data,
-            workers=workers or self.workers,
-            split=f"dirichlet:{dirichlet}",
-            graph=GRAPHS[graph],
-            rounds=rounds,
-            seed=seed,
-            validation=0.0,
-            precision=self.precision,
-            **changes,
+        settings = {"workers": self.workers, "rounds": self.rounds, "precision": self.precision, **changes}
+        experiment = complete(
+            Experiment(
+                algorithm=chosen,
+                data=data,
+                split=f"dirichlet:{dirichlet}",
+                graph=GRAPHS[graph],
+                seed=seed,
+                validation=0.0,
+                **settings,
+            )
         )
         where = {
             "data": data,
@@ -160,13 +155,8 @@ class Size:
             "workers": experiment.workers,
             "seed": seed,
         }
-        return Trial(
-            complete(experiment),
-            {**where, **(place or {})},
-            every=min(every or self.every, rounds),
-            theory=theory,
-            similarity=similarity,
-        )
+        every = min(every or self.every, experiment.recipe.rounds)
+        return Trial(experiment, {**where, **(place or {})}, every=every, theory=theory, similarity=similarity)
 
 
 PAPER = Size()
