@@ -1,4 +1,4 @@
-"""The terminal: units, tables, and progress that is live for people and sparse for files."""
+"""Progress that is live for people and sparse for files, and waiting that says what for."""
 
 import re
 import sys
@@ -17,54 +17,12 @@ from manyheads.rounds import Step
 
 def _record(round: int, **changes) -> Record:
     values = {spec.name: 0.0 for spec in fields(Record) if spec.default is spec.default_factory is MISSING}
-    values |= {
-        "round": round, "algorithm": "deprl", "accuracy_mean": 0.912, "accuracy_std": 0.034, "accuracy_worst10": 0.8,
-        "accuracy_before_mixing": 0.9, "majority_floor": 0.4, "consensus_error": 0.0123,
-        "bytes_sent_per_worker": 1234567.0, "seconds": 83.0,
-    }  # fmt: skip
-    return Record(**{**values, **changes})
+    return Record(**{**values, "round": round, "algorithm": "deprl", "accuracy_mean": 0.912, **changes})
 
 
 def _steps(rounds: int, every: int = 1, first: int = 0):
     for k in range(first + 1, rounds + 1):
         yield Step(k, 0.5, _record(k) if k % every == 0 or k == rounds else None)
-
-
-def test_facts_and_table_align() -> None:
-    assert terminal.facts([("a", "1"), ("long", "2")]) == "a     1\nlong  2"
-    lines = terminal.table([("x", "")], [("row", "1"), ("r", "1000")]).splitlines()
-    assert lines == ["x", "───  ────", "row     1", "r    1000"]
-
-
-def test_summary_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    table = terminal.summary_table(_record(50).metrics())
-    cells = ["deprl", "91.2 % ± 3.4", "80.0 %", "90.0 %", "40.0 %", "0.0123", "1.2 MB", "1:23 min"]
-    assert re.split(r"\s{2,}", table.splitlines()[-1]) == cells
-    assert "–" in terminal.summary_table(_record(50, consensus_error=None).metrics())
-    assert max(map(len, table.splitlines())) <= 80
-    monkeypatch.setenv("COLUMNS", "60")
-    narrow = [re.split(r"\s{2,}", line) for line in terminal.summary_table(_record(50).metrics()).splitlines()]
-    assert [value for _, value in narrow] == cells
-    assert narrow[2][0] == "worst tenth"
-
-
-@pytest.mark.parametrize(("count", "said"), [(1, "1 worker left out"), (2, "2 workers left out")])
-def test_means_over_fewer_workers_say_so(monkeypatch: pytest.MonkeyPatch, count: int, said: str) -> None:
-    values = {**_record(3, workers_without_test=count).metrics(), "rounds": 3}
-    for width in ("80", "60"):
-        monkeypatch.setenv("COLUMNS", width)
-        assert terminal.summary_table(values).endswith(f"\n\n{said} of these means: no test samples, or away.")
-    assert terminal.summary_line(values).startswith(f"deprl: accuracy 91.2 % ({said}), worst tenth")
-    values["workers_without_test"] = 0
-    assert "left out" not in terminal.summary_table(values) + terminal.summary_line(values)
-
-
-def test_a_regression_has_no_percentages() -> None:
-    values = _record(3, majority_floor=None, accuracy_mean=-0.1234567).metrics()
-    table = terminal.summary_table(values)
-    assert "%" not in table and "accuracy" not in table and "score" in table
-    assert terminal.summary_line({**values, "rounds": 3}).startswith("deprl: score -0.1235, ")
 
 
 def test_a_regressions_progress_is_no_accuracy(capsys: pytest.CaptureFixture) -> None:

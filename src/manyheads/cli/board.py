@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from manyheads.cli.terminal import FIRST_ROUND, score, score_name, while_waiting
+from manyheads.cli.terminal import FIRST_ROUND, while_waiting
+from manyheads.cli.text import score, score_name
 from manyheads.jobs import News
 from manyheads.units import human_seconds
 

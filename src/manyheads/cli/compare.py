@@ -88,8 +88,8 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.cli import terminal
     from manyheads.cli.options import experiments, given
+    from manyheads.cli.terminal import waiting
     from manyheads.compare import SEEDS, distinct, plan
     from manyheads.experiment import Runtime
     from manyheads.files import locked, make_folder
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> None:
     if "seed" not in args:
         args.seed = list(SEEDS)
     asked = experiments(args)
-    with terminal.waiting("loading the data", quiet=args.quiet):
+    with waiting("loading the data", quiet=args.quiet):
         wanted = distinct(asked, runtime, tuned=args.tune is not None)
     jobs = plan(wanted, folder)
     tuned = [] if args.tune is None else tunings(wanted, args.tune or FACTORS, folder)
@@ -144,12 +144,13 @@ def _conclude(
     folder: Path, jobs: "Sequence[Job]", tuned: "Sequence[Tuning]", failed: "Mapping[str, News]", *, quiet: bool
 ) -> None:
     """Write the report, print the tables, and say what failed."""
-    from manyheads.cli import terminal
+    from manyheads.cli.terminal import waiting
+    from manyheads.cli.text import columns
     from manyheads.report import write
 
     try:
         comparison = _compared(folder, jobs)
-        with terminal.waiting("drawing the report", quiet=quiet):
+        with waiting("drawing the report", quiet=quiet):
             page = write(comparison)
     except UserError:
         # Without its failed runs a grid is not whole; that they failed is what there is to say.
@@ -157,7 +158,7 @@ def _conclude(
             raise
     else:
         print()
-        print(*tuning_tables(tuned, comparison), result_table(comparison, terminal.columns()), page, sep="\n\n")
+        print(*tuning_tables(tuned, comparison), result_table(comparison, columns()), page, sep="\n\n")
     if failed:
         reason = next(iter(failed.values())).error
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
@@ -193,7 +194,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
 
     Of what does not fit into ``width`` letters the last columns are left out.
     """
-    from manyheads.cli.terminal import table
+    from manyheads.cli.text import table
     from manyheads.report.comparison import words
     from manyheads.report.table import headers, rows
 
@@ -225,7 +226,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
 
 def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[str]:
     """The validation accuracy of every rate that was tried, the chosen ones marked; nothing if nothing was tuned."""
-    from manyheads.cli.terminal import table
+    from manyheads.cli.text import table
 
     if not tuned:
         return []

@@ -32,8 +32,9 @@ def _add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from manyheads.algorithms.phases import HEAD, REPRESENTATION
-    from manyheads.cli import terminal
     from manyheads.cli.options import given
+    from manyheads.cli.terminal import waiting
+    from manyheads.cli.text import facts
     from manyheads.data.federation import is_other_data
     from manyheads.errors import UserError
     from manyheads.experiment import Runtime
@@ -43,7 +44,7 @@ def run(args: argparse.Namespace) -> None:
 
     run = Run.open(args.directory)
     snapshot = run.state()
-    with terminal.waiting(f"loading {run.experiment.data}") as downloading:
+    with waiting(f"loading {run.experiment.data}") as downloading:
         session = open_session(run.experiment, Runtime(**given(args, Runtime)), downloading, run.constants())
     if session.sites:
         raise UserError(f"{run.path} is a site's, and the theory is about the mean of all workers: give another run.")
@@ -51,9 +52,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{run.path} was trained on other data than {run.experiment.data} holds now: put them back.")
     if set(session.ctx.model.groups) != REPRESENTATION | HEAD:
         raise UserError(f"{args.directory} has no representation with one head beside it, which the theory is about.")
-    with terminal.waiting("measuring gradients"):
+    with waiting("measuring gradients"):
         lines = _estimates(session, snapshot)
-    print(terminal.facts(lines))
+    print(facts(lines))
 
 
 def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]]:

@@ -38,8 +38,9 @@ def _add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from manyheads import data, figures
-    from manyheads.cli import terminal
     from manyheads.cli.options import given
+    from manyheads.cli.terminal import waiting
+    from manyheads.cli.text import facts
     from manyheads.data.federation import describe
     from manyheads.experiment import Experiment, Runtime
     from manyheads.parts import deal, resolve
@@ -49,10 +50,10 @@ def run(args: argparse.Namespace) -> None:
     split = str(experiment.split).replace(":", "-")
     out = args.out or Path(f"data-{Path(name).stem}-{split}-{experiment.workers}.png")
     figures.check_name(out)
-    with terminal.waiting(f"loading {name}") as downloading:
+    with waiting(f"loading {name}") as downloading:
         dataset = data.load(name, runtime.data_dir, downloading)
     federation = deal(experiment, dataset)
-    print(terminal.facts(describe(federation)))
+    print(facts(describe(federation)))
     if federation.num_classes is None:
         return
     counts = federation.class_counts.numpy()

@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads import figures, topology
     from manyheads.algorithms import DisPFL
     from manyheads.cli.options import given
-    from manyheads.cli.terminal import facts, waiting
+    from manyheads.cli.terminal import waiting
+    from manyheads.cli.text import facts
     from manyheads.experiment import Experiment
     from manyheads.metrics.theorem import theorem_constants
     from manyheads.parts import connect

@@ -31,8 +31,9 @@ def run(args: argparse.Namespace) -> None:
     import torch
 
     from manyheads import data, memory
-    from manyheads.cli import terminal
     from manyheads.cli.options import experiments, given
+    from manyheads.cli.terminal import waiting
+    from manyheads.cli.text import facts
     from manyheads.engine.choose import FILLED
     from manyheads.engine.cuda_graphs import Precision, describe, plan_memory, settle
     from manyheads.engine.cuda_graphs.memory import free_memory
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     if args.memory is not None and not 0 < 1e9 * args.memory < inf:
         raise UserError(f"--memory {args.memory:g} is no amount of memory: give the GB that a GPU has.")
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
-    with terminal.waiting(f"loading {asked.data}") as downloading:
+    with waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
     experiment = replace(resolve(asked, dataset.input_shape), precision=asked.precision or "tf32")
     federation = deal(experiment, dataset)
@@ -72,4 +73,4 @@ def run(args: argparse.Namespace) -> None:
     if host is not None:
         most = f"{plan.workers_in(host):,} ({human_bytes(host)})"
         lines.append(("workers whose rows fit into this machine's free memory", most))
-    print(terminal.facts(lines))
+    print(facts(lines))

@@ -27,7 +27,7 @@ def _add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> None:
     from manyheads.algorithms import title_of
     from manyheads.checkpoint import latest_round
-    from manyheads.cli.terminal import facts, headline, summary_table
+    from manyheads.cli.text import facts, headline, summary_table
     from manyheads.store import Run
     from manyheads.store.layout import CHECKPOINT
 

@@ -28,8 +28,9 @@ def _add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from manyheads import data
-    from manyheads.cli import terminal
     from manyheads.cli.options import given
+    from manyheads.cli.terminal import waiting
+    from manyheads.cli.text import facts
     from manyheads.compatibility import check_batch_size
     from manyheads.experiment import Experiment, Runtime
     from manyheads.initial import few_of, initial_model
@@ -38,19 +39,19 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.parts import resolve
 
     asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
-    with terminal.waiting(f"loading {asked.data}") as downloading:
+    with waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
     experiment = resolve(asked, dataset.input_shape)
     everything = data.federate(dataset, workers=1, split="iid", validation=0.0, seed=experiment.seed)
     model = initial_model(experiment, everything)
     check_batch_size(experiment, model)
-    with terminal.waiting(f"training {experiment.model}"):
+    with waiting(f"training {experiment.model}"):
         seconds = measure_step_seconds(model, few_of(everything.train.x, experiment.recipe.batch_size))
     trained, held = (
         sum(leaf.numel() for leaf in leaves) for leaves in (model.parameters(), constants_of(model).values())
     )
     print(
-        terminal.facts(
+        facts(
             [
                 ("net", str(experiment.model)),
                 ("parameters", f"{trained:,}" + (f", and {held:,} with requires_grad=False" if held else "")),

@@ -76,7 +76,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.cli.terminal import facts
+    from manyheads.cli.text import facts
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, TITLE
     from manyheads.studies.records import Records
@@ -128,7 +128,7 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
 
 def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
     """The runs that are not recorded, with their time and memory."""
-    from manyheads.cli.terminal import table
+    from manyheads.cli.text import table
     from manyheads.parts import pick_device
     from manyheads.studies.cost import Costs, total
     from manyheads.units import human_bytes, human_seconds

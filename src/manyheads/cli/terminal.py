@@ -1,14 +1,14 @@
-"""What a person sees of a run in the terminal: progress while it goes on, facts and tables when it is done."""
+"""What a person sees of a run while it goes on: its rounds, and what else takes long."""
 
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Event, Thread, Timer
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from manyheads.cli.text import score, score_name
 from manyheads.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -108,96 +108,6 @@ def while_waiting(items: Iterable[Item], say: Callable[[], str]) -> Iterator[Ite
     finally:
         ended.set()
         watching.join()
-
-
-def headline(title: str, options: Mapping[str, Any]) -> str:
-    """What a run is: the algorithm's title, and from a complete experiment's options who trains what where."""
-    from manyheads.topology import brief
-
-    graph = "no graph" if options["graph"] == "none" else brief(options["graph"])
-    who = f"{options['workers']} worker{'s' * (options['workers'] != 1)}"
-    trains = f"{options['split']}, {graph}, {options['model']}, {rounds(options['rounds'])}"
-    return f"{title} on {options['data']}: {who}, {trains}"
-
-
-def facts(lines: Iterable[tuple[str, str]]) -> str:
-    """(label, value) pairs, the values in one column."""
-    pairs = list(lines)
-    width = max(len(label) for label, _ in pairs)
-    return "\n".join(f"{label:<{width}}  {value}" for label, value in pairs)
-
-
-def columns() -> int:
-    """Letters in a line of the terminal, or $COLUMNS; into a pipe or file without it goes whatever there is."""
-    return shutil.get_terminal_size((sys.maxsize, 0)).columns
-
-
-def summary_table(values: Mapping[str, Any]) -> str:
-    """The outcome of a run, from its last record or summary: as a row or, where that is too wide, line by line."""
-    cells = {
-        ("", "algorithm"): str(values["algorithm"]),
-        ("", score_name(values)): (
-            f"{score(values, 'accuracy_mean')} ± {score(values, 'accuracy_std').removesuffix(' %')}"
-        ),
-        ("worst", "tenth"): score(values, "accuracy_worst10"),
-        ("before", "mixing"): score(values, "accuracy_before_mixing"),
-        ("majority", "floor"): score(values, "majority_floor"),
-        ("consensus", "error"): "–" if values["consensus_error"] is None else f"{values['consensus_error']:.3g}",
-        ("sent per", "worker"): human_bytes(values["bytes_sent_per_worker"]),
-        ("", "time"): human_seconds(values["seconds"]),
-    }
-    text = table([*zip(*cells, strict=True)], [[*cells.values()]])
-    if max(map(len, text.splitlines())) > columns():
-        text = facts((" ".join(title).strip(), value) for title, value in cells.items())
-    if left_out := _left_out(values):
-        text += f"\n\n{left_out} of these means: no test samples, or away."
-    return text
-
-
-def rounds(count: int) -> str:
-    """So many rounds, in words."""
-    return f"{count} round{'s' * (count != 1)}"
-
-
-def summary_line(summary: Mapping[str, Any]) -> str:
-    """The outcome of a run in one line."""
-    left_out = _left_out(summary)
-    return (
-        f"{summary['algorithm']}: {score_name(summary)} {score(summary, 'accuracy_mean')}"
-        f"{left_out and f' ({left_out})'}, worst tenth "
-        f"{score(summary, 'accuracy_worst10')}, {rounds(summary['rounds'])}, {human_seconds(summary['seconds'])}"
-    )
-
-
-def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]]) -> str:
-    """Rows under a header of one or more lines, every column as wide as it must be; the first to the left."""
-    widths = [max(map(len, column)) for column in zip(*header, *body, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)]).rstrip()
-
-    rule = "  ".join("─" * width for width in widths)
-    return "\n".join([*map(line, header), rule, *map(line, body)])
-
-
-def score(values: Mapping[str, Any], name: str) -> str:
-    """A value on the scale of a record's accuracies: a percentage, or the plain number of a regression's metric."""
-    value = values[name]
-    if value is None:
-        return "–"
-    return f"{value:.4g}" if values["majority_floor"] is None else f"{100 * value:.1f} %"
-
-
-def score_name(values: Mapping[str, Any]) -> str:
-    """What a record's accuracies are: that, or a score by a regression's metric."""
-    return "score" if values["majority_floor"] is None else "accuracy"
-
-
-def _left_out(values: Mapping[str, Any]) -> str:
-    """The workers that a record's accuracies are no mean over, in words; empty: they are one over all."""
-    count = values["workers_without_test"]
-    return f"{count} worker{'s' * (count != 1)} left out" if count else ""
 
 
 class _Pace:

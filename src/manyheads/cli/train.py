@@ -77,7 +77,7 @@ def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
 def train(session: "Session", *, quiet: bool) -> None:
     """Run a session's rounds and show them, its outcome and its directory."""
     from manyheads.checkpoint import latest_round
-    from manyheads.cli import terminal
+    from manyheads.cli import terminal, text
     from manyheads.rounds import run as rounds_of
     from manyheads.store import Run
     from manyheads.store.layout import CHECKPOINT
@@ -91,7 +91,7 @@ def train(session: "Session", *, quiet: bool) -> None:
             given, count = session.experiment, session.processes.count
             together = f", {count} processes" if count > 1 else ""
             where = f"{session.ctx.engine.name} engine, {session.device}{together}"
-            print(f"{terminal.headline(given.algorithm.title, vars(given))} ({where})", flush=True)
+            print(f"{text.headline(given.algorithm.title, vars(given))} ({where})", flush=True)
         for step in terminal.follow(
             steps, session.ctx.rounds, session.notes, within=lambda: str(session.ctx.engine.progress), quiet=quiet
         ):
@@ -103,7 +103,7 @@ def train(session: "Session", *, quiet: bool) -> None:
     folder = session.folder(out)
     summary = Run.open(folder).summary()
     assert summary is not None, "a run that ends has a summary"
-    print(terminal.summary_line(summary) if quiet else f"\n{terminal.summary_table(summary)}\n")
+    print(text.summary_line(summary) if quiet else f"\n{text.summary_table(summary)}\n")
     accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
         # What builds upon a run trains heads alone, for so many rounds.

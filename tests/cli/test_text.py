@@ -1,0 +1,49 @@
+"""What a run came to, as text."""
+
+import re
+
+import pytest
+
+from manyheads.cli import text
+
+SUMMARY = {
+    "rounds": 3, "algorithm": "deprl", "accuracy_mean": 0.912, "accuracy_std": 0.034, "accuracy_worst10": 0.8,
+    "accuracy_before_mixing": 0.9, "majority_floor": 0.4, "workers_without_test": 0, "consensus_error": 0.0123,
+    "bytes_sent_per_worker": 1234567.0, "seconds": 83.0,
+}  # fmt: skip
+
+
+def test_facts_and_table_align() -> None:
+    assert text.facts([("a", "1"), ("long", "2")]) == "a     1\nlong  2"
+    lines = text.table([("x", "")], [("row", "1"), ("r", "1000")]).splitlines()
+    assert lines == ["x", "───  ────", "row     1", "r    1000"]
+
+
+def test_summary_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    table = text.summary_table(SUMMARY)
+    cells = ["deprl", "91.2 % ± 3.4", "80.0 %", "90.0 %", "40.0 %", "0.0123", "1.2 MB", "1:23 min"]
+    assert re.split(r"\s{2,}", table.splitlines()[-1]) == cells
+    assert "–" in text.summary_table({**SUMMARY, "consensus_error": None})
+    assert max(map(len, table.splitlines())) <= 80
+    monkeypatch.setenv("COLUMNS", "60")
+    narrow = [re.split(r"\s{2,}", line) for line in text.summary_table(SUMMARY).splitlines()]
+    assert [value for _, value in narrow] == cells
+    assert narrow[2][0] == "worst tenth"
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 worker left out"), (2, "2 workers left out")])
+def test_means_over_fewer_workers_say_so(monkeypatch: pytest.MonkeyPatch, count: int, said: str) -> None:
+    values = {**SUMMARY, "workers_without_test": count}
+    for width in ("80", "60"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert text.summary_table(values).endswith(f"\n\n{said} of these means: no test samples, or away.")
+    assert text.summary_line(values).startswith(f"deprl: accuracy 91.2 % ({said}), worst tenth")
+    assert "left out" not in text.summary_table(SUMMARY) + text.summary_line(SUMMARY)
+
+
+def test_a_regression_has_no_percentages() -> None:
+    values = {**SUMMARY, "majority_floor": None, "accuracy_mean": -0.1234567}
+    table = text.summary_table(values)
+    assert "%" not in table and "accuracy" not in table and "score" in table
+    assert text.summary_line(values).startswith("deprl: score -0.1235, ")
