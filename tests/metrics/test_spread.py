@@ -5,7 +5,7 @@ import torch
 
 from manyheads.metrics import spread as module
 from manyheads.metrics.consensus import consensus_errors
-from manyheads.metrics.spread import _square_distances, spread
+from manyheads.metrics.spread import spread, square_norms
 from manyheads.network.in_process import InProcess
 from manyheads.topology import build_mixing
 
@@ -28,7 +28,7 @@ def test_nothing_has_no_spread() -> None:
 def test_wide_leaves_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"head.a": torch.randn(3, 7, 5, dtype=torch.float64)}
     whole = spread(rows, network(3))
-    monkeypatch.setattr(module, "_COLUMNS", 4)
+    monkeypatch.setattr(module, "COLUMNS", 4)
     assert spread(rows, network(3)) == pytest.approx(whole, rel=1e-14)
     mean = rows["head.a"].mean(0)
     assert whole.variance == pytest.approx(float((rows["head.a"] - mean).square().sum() / 3), rel=1e-14)
@@ -55,13 +55,13 @@ def test_around_zero_nothing_is_relative() -> None:
 @pytest.mark.parametrize("size", [5, 40_000, 100_003])
 def test_a_row_has_the_same_bits_beside_any_others_and_on_any_number_of_threads(size: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    rows, point = torch.randn(5, size, generator=generator), torch.randn(size, generator=generator).double()
+    rows = torch.randn(5, size, generator=generator)
     before = torch.get_num_threads()
     try:
         found = []
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found += [_square_distances(rows, point), torch.cat([_square_distances(row[None], point) for row in rows])]
+            found += [square_norms(rows), torch.cat([square_norms(row[None]) for row in rows])]
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(found[0], other) for other in found)

@@ -5,14 +5,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from manyheads.metrics.spread import square_norms
+from manyheads.metrics.spread import COLUMNS, square_norms
 from manyheads.tree import Params, flatten, group, select
 
 _BLOCK_NUMBERS = 1 << 22
 """A block in double precision takes 32 MB, whatever the size of the leaf."""
-
-_COLUMNS = 1 << 14
-"""Longer sums torch would spread over threads, whose number would then show in their last bits."""
 
 _KINDS = {"head": "heads", "representation": "representations"}
 
@@ -53,7 +50,7 @@ def mean_cosine(leaves: Sequence[Tensor]) -> float | None:
     scale = torch.where(norms == 0, 0, 1 / norms).unsqueeze(1)
     total = 0.0
     for leaf in leaves:
-        for rows in flatten(leaf).split(max(1, min(_COLUMNS, _BLOCK_NUMBERS // count)), dim=1):
+        for rows in flatten(leaf).split(max(1, min(COLUMNS, _BLOCK_NUMBERS // count)), dim=1):
             total += float((rows.to(torch.float64) * scale).sum(0).square().sum())
     return (total - int((norms != 0).sum())) / (count * (count - 1))
 

@@ -21,11 +21,10 @@ from manyheads.report.numbers import (
     sorted_workers,
     worker_accuracies,
 )
-from manyheads.report.pictures import Axis, Line, colour_ends
+from manyheads.report.pictures import ROUND, Axis, Line, colour_ends
 from manyheads.topology import edges, positions
 from manyheads.units import human_bytes, human_seconds
 
-_ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 _TERMS = {
     "theory_grad_phi": "|G_φ|²",
     "theory_grad_theta": "|G_θ|²",
@@ -204,7 +203,7 @@ def _consensus(prefix: str, drawn: Sequence[_Drawn]) -> Chapter:
         if lines := _positive(_lines(drawn, "round", metric)):
             label = "consensus error" + (", relative to |φ̄|²" if metric.endswith("relative") else "")
             name = prefix + metric.replace("_", "-")
-            row.append(pictures.curves(name, lines, _ROUND, Axis(label, _short, log=True)))
+            row.append(pictures.curves(name, lines, ROUND, Axis(label, _short, log=True)))
     text = (
         "How far the workers' representations lie from their mean after mixing: (1/N) Σ |φᵢ − φ̄|², on a logarithmic "
         "axis. Where a server averages, the error is zero and there is no line."
@@ -218,7 +217,7 @@ def _theory(name: str, drawn: Sequence[_Drawn]) -> Chapter:
         terms = [(term, _Drawn(label, place, line.runs)) for place, (term, label) in enumerate(_TERMS.items())]
         if lines := _positive(found for term, drawn in terms for found in _lines([drawn], "round", term)):
             axis = Axis(f"{line.label}: M(k) and its terms", _short, log=True)
-            row.append(pictures.curves(f"{name}-{slug}", lines, _ROUND, axis))
+            row.append(pictures.curves(f"{name}-{slug}", lines, ROUND, axis))
     text = (
         "The paper's convergence measure M(k) and its terms, from full-batch gradients at the mean representation. "
         "G_θ is a mean over the workers' heads, in which gradients may cancel; in the mean of |∇_θ Fᵢ|² they cannot."
@@ -247,7 +246,7 @@ def _short(value: float) -> str:
 def _x_axis(metric: str, lines: Sequence[Line]) -> Axis:
     """The axis of a metric in a unit that suits its numbers."""
     if metric == "round":
-        return _ROUND
+        return ROUND
     ends = [line.x[-1] for line in lines if np.ptp(line.x)]
     units, what, show = _BYTES if metric == "bytes_sent_per_worker" else _SECONDS
     size, unit = next(((size, unit) for size, unit in units if max(ends) >= size), units[-1])

@@ -40,6 +40,9 @@ class Axis:
     """Whether every value lies between 0 and 1."""
 
 
+ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
+
+
 @dataclass(frozen=True, eq=False)
 class Line:
     """A curve with a band of its deviation; every array [points]."""

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep, title_of
-from manyheads.report.pictures import Axis, curves
-from manyheads.studies.lines import ACCURACY, ROUND, across, along
+from manyheads.report.pictures import ROUND, Axis, curves
+from manyheads.studies.lines import ACCURACY, across, along
 from manyheads.studies.published import data_title
 from manyheads.studies.results import Report, Results, in_percent, percent
 from manyheads.studies.speedup import ALGORITHMS, DATA, DIRICHLET, ladder

@@ -6,8 +6,8 @@ makes every such curve fall: the control, whose rate stays, says what is left of
 
 from dataclasses import replace
 
-from manyheads.report.pictures import Axis, curves
-from manyheads.studies.lines import ROUND, along
+from manyheads.report.pictures import ROUND, Axis, curves
+from manyheads.studies.lines import along
 from manyheads.studies.published import data_title
 from manyheads.studies.results import NOTHING, Report, Results
 from manyheads.studies.study import Study

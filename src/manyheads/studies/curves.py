@@ -4,8 +4,8 @@ Time is simulated: every worker a machine of its own. The paper's is that of its
 """
 
 from manyheads.algorithms import title_of
-from manyheads.report.pictures import curves
-from manyheads.studies.lines import ACCURACY, ROUND, TIME, along
+from manyheads.report.pictures import ROUND, curves
+from manyheads.studies.lines import ACCURACY, TIME, along
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
