@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.report.comparison import open_comparison
-from manyheads.report.findings import conditions, outcome, title, verdict
+from manyheads.report.findings import caveats, conditions, outcome, title, verdict
 
 
 def _set(path: Path, **values: float | None) -> None:
@@ -36,6 +36,29 @@ def test_systems_with_commas_of_their_own_are_told_apart(tmp_path: Path, write_r
 def test_who_names_classes_in_an_order_of_its_own_is_said(tmp_path: Path, write_run):
     write_run(tmp_path / "run", relabel=True)
     assert "every worker naming the classes in its own order" in conditions(open_comparison(tmp_path))
+
+
+def test_scores_of_other_models_than_those_after_mixing_are_told(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl")
+    write_run(tmp_path / "b", "d-psgd", {"order": "mix-train", "evaluate": "mean-model"})
+    write_run(tmp_path / "c", "dispfl", {"order": "mix-train"})
+    assert caveats(open_comparison(tmp_path)) == [
+        "Scored as local training leaves them, not after mixing (order mix-train): D-PSGD and DisPFL.",
+        "Scored with the mean of all models, not with each worker's own (evaluate mean-model): D-PSGD.",
+    ]
+
+
+def test_local_work_is_told_where_it_is_not_the_same(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl")
+    write_run(tmp_path / "b", "local")
+    assert caveats(open_comparison(tmp_path)) == []
+    write_run(tmp_path / "c", "ditto", {"epochs": 9})
+    write_run(tmp_path / "d", "d-psgd", {"steps": 1})
+    write_run(tmp_path / "e", "fedrep", {"head_steps": 4, "participation": 0.1})
+    assert caveats(open_comparison(tmp_path)) == [
+        "Local work in a round: 3 passes (DePRL and Local); 1 mini-batch (D-PSGD);"
+        " 1 pass and 4 mini-batches, by 10 % of the workers (FedRep); 9 passes for each of 2 models (Ditto)."
+    ]
 
 
 def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):

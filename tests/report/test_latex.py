@@ -21,6 +21,7 @@ def test_a_row_a_system_a_column_a_setting(tmp_path: Path, write_run):
     assert second.startswith("DePRL, head epochs 3 & $") and "mathbf" not in second
     assert floor == r"majority floor & $56.5 \pm 0.7$ & $56.5 \pm 0.7$ \\"
     assert "accuracy in percent" in about and r"2 seeds; \pm is the sample deviation (n - 1)" in about
+    assert "Local work in a round: 3 passes (DePRL, head epochs 2); 4 passes (DePRL, head epochs 3)." in about
 
 
 def test_what_is_equal_as_printed_is_as_bold(tmp_path: Path, write_run):

@@ -79,7 +79,7 @@ def test_the_page_says_what_ran_what_was_left_out_and_what_accuracy_is(reported:
         "1 unfinished run is left out.",
         "majority floor",
         "Which accuracy is this?",
-        "Ditto trains 2 models a round",
+        "3 passes for each of 2 models (Ditto)",
         "torch 2.6.0",
         "7 workers hold fewer than 3 classes.",
         "csv/rounds.csv",

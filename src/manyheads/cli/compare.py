@@ -196,6 +196,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     """
     from manyheads.cli.text import table
     from manyheads.report.comparison import words
+    from manyheads.report.findings import caveats
     from manyheads.report.table import headers, rows
 
     titles = ["", *map(words, comparison.grid), *headers(comparison)]
@@ -216,7 +217,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     else:
         error = " (behind the best: standard error)" if several else ""
         marks.append(f"± deviation over {len(comparison.seeds)} seeds{error}")
-    lines = [text, "; ".join(marks)]
+    lines = [text, "; ".join(marks), *(f"note: {caveat[0].lower()}{caveat[1:-1]}" for caveat in caveats(comparison))]
     if "time" in titles[:count] and len(comparison.runs) > 1:
         lines.append("time: measured; runs may have shared the cores (--threads 1: one after the other)")
     if count < len(titles):

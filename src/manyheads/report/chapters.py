@@ -132,7 +132,7 @@ def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor:
             continue
         row.append(pictures.curves(f"{name}-{what}", lines, _x_axis(x, lines), y, floor=floor))
     explained = {
-        f"{comparison.score_name.capitalize()} on each worker's own test samples, after mixing.": True,
+        f"{comparison.score_name.capitalize()} on each worker's own test samples, at the end of each round.": True,
         "Bands are the deviation over seeds.": len(comparison.seeds) > 1,
         "Dashed: needs a server.": any(line.dashed for line in drawn),
         "A dotted level is a system that sends nothing.": any(line.silent for line in drawn),

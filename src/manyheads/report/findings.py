@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from manyheads.algorithms import find_algorithm
+from manyheads.algorithms.base import twins
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.comparison import Comparison, System, shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
 
 _MOST_NAMED = 3
@@ -13,6 +15,12 @@ _MOST_NAMED = 3
 
 _STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
 """Standard errors that chance exceeds once in twenty, with 2 to 10 seeds; more seeds are taken for ten."""
+
+_SCORED_OTHERWISE = {
+    ("order", "mix-train"): "Scored as local training leaves them, not after mixing",
+    ("evaluate", "mean-model"): "Scored with the mean of all models, not with each worker's own",
+}
+"""What makes a system's scores others than those of each worker's model after mixing."""
 
 _CONDITIONS = {"workers": "{} workers", "graph": "graph {}", "split": "split {}", "rounds": "{} rounds"}
 
@@ -37,6 +45,21 @@ def conditions(comparison: Comparison) -> str:
     for place, name in enumerate(comparison.grid):
         values = dict.fromkeys(shown(setting.values[name]) for setting in comparison.settings)
         said += f" {'Each' if place == 0 else 'And each'} with {words(name)} {_listed(list(values))}."
+    return said
+
+
+def caveats(comparison: Comparison) -> list[str]:
+    """What makes the scores of systems less alike than they look, a sentence each: when, with what, after how much."""
+    said = []
+    for (option, value), text in _SCORED_OTHERWISE.items():
+        if names := [system.label for system in comparison.systems if _option(system, option) == value]:
+            said.append(f"{text} ({option} {value}): {_listed(names)}.")
+    works: dict[str, list[str]] = {}
+    for system in comparison.systems:
+        if work := _local_work(system):
+            works.setdefault(work, []).append(system.label)
+    if len(works) > 1:
+        said.append(f"Local work in a round: {'; '.join(f'{work} ({_listed(who)})' for work, who in works.items())}.")
     return said
 
 
@@ -111,6 +134,29 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
     margin = f"{comparison.score(gap.mean)}{' points' if comparison.unit else ''}{error}"
     ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))
     return f", {margin} ahead of {comparison.systems[second].label}{theirs if theirs != ours else ''}{noise}"
+
+
+def _option(system: System, name: str) -> Any:
+    """A system's option, or the fact that its algorithm has in the option's place; None: it is not known."""
+    kind = find_algorithm(system.algorithm)
+    return system.own.get(name, None if kind is None else getattr(kind, name))
+
+
+def _local_work(system: System) -> str:
+    """What a worker trains in a round, in words; empty: no options tell."""
+    passes = batches = 0
+    for steps, epochs in twins(system.own).items():
+        given = number(system.own[steps])
+        batches += given or 0
+        passes += 0 if given is not None else number(system.own[epochs]) or 0
+    counts = [f"{passes:g} pass{'es' if passes != 1 else ''}"] if passes else []
+    counts += [f"{batches:g} mini-batch{'es' if batches != 1 else ''}"] if batches else []
+    if not counts:
+        return ""
+    models, share = _option(system, "num_models") or 1, number(system.own.get("participation"))
+    each = f" for each of {models} models" if models > 1 else ""
+    part = f", by {100 * share:g} % of the workers" if share is not None and share < 1 else ""
+    return " and ".join(counts) + each + part
 
 
 def _over(runs: Sequence[Finished]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.findings import caveats
 from manyheads.report.numbers import Stat, at_end, best_system, majority_floor
 
 _ESCAPES = str.maketrans(
@@ -75,7 +76,7 @@ def _about(comparison: Comparison) -> list[str]:
         said.append(f"The same runs in several columns, as these look at nothing that differs: {who}.")
     if len(comparison.systems) > 1:
         said.append("Bold: the best mean of its column and what is equal as printed, which need not be significant.")
-    return [f"% {line}" for line in said]
+    return [f"% {line}" for line in (*said, *map(_escaped, caveats(comparison)))]
 
 
 def _best_shown(comparison: Comparison, setting: int) -> str | None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import manyheads
-from manyheads.algorithms import find_algorithm
 from manyheads.files import make_folder, write_atomically
 from manyheads.report import findings, mixing, options, rates, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
@@ -74,7 +73,7 @@ def _render(
         conditions=findings.conditions(comparison),
         verdict=findings.verdict(comparison),
         several=len(comparison.systems) > 1,
-        more_models=_more_models(comparison),
+        caveats=findings.caveats(comparison),
         headers=table.headers(comparison),
         rows=table.rows(comparison),
         meanings=[column for column in table.COLUMNS if column.meaning],
@@ -107,9 +106,3 @@ def _runtime(summary: Mapping[str, Any]) -> str:
 
 def _distinct(texts: Iterable[str]) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
-
-
-def _more_models(comparison: Comparison) -> dict[str, int]:
-    """The algorithms that train more than one model in a round, and how many."""
-    kinds = (find_algorithm(system.algorithm) for system in comparison.systems)
-    return {kind.title: kind.num_models for kind in kinds if kind is not None and kind.num_models > 1}

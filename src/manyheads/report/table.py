@@ -32,8 +32,8 @@ COLUMNS = (
         "accuracy",
         best="highest",
         meaning="The headline. Each worker's model is scored on that worker's own test samples at the end of the last "
-        "round, after mixing. The mean is over workers: each counts the same, however many samples it has. It is the "
-        "last round, not the best one.",
+        "round: after mixing, but with order mix-train after local training. The mean is over workers: each counts the "
+        "same, however many samples it has. It is the last round, not the best one.",
     ),
     Column(
         "accuracy_std",
@@ -52,7 +52,7 @@ COLUMNS = (
         "before mixing",
         best="highest",
         meaning="The same mean between local training and mixing: what the workers score with models fresh from their "
-        "own data.",
+        "own data. With order mix-train these are the models that the round before has ended with.",
     ),
     Column("consensus_error", "consensus error", _short),
     Column("bytes_sent_per_worker", "sent per worker", human_bytes),
