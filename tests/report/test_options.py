@@ -7,6 +7,7 @@ from manyheads import from_workers
 from manyheads.recipes import step_seconds
 from manyheads.report.comparison import open_comparison
 from manyheads.report.options import options_apart, own_options, shared_options
+from manyheads.report.spreadsheets import csv_files
 
 
 def test_what_is_not_the_default_is_marked(tmp_path: Path, write_run):
@@ -23,6 +24,15 @@ def test_what_is_not_the_default_is_marked(tmp_path: Path, write_run):
     assert own["body steps"] == ("3", True)
     assert own["body epochs"] == ("1", False)
     assert "head steps" not in own
+
+
+def test_rates_that_a_schedule_does_not_use_are_not_said_to_be_a_runs(tmp_path: Path, write_run):
+    write_run(tmp_path / "run", schedule="corollary")
+    comparison = open_comparison(tmp_path)
+    shown = {option.name for option in shared_options(comparison)}
+    assert "schedule" in shown and not {"lr", "head lr", "decay"} & shown
+    header, _ = dict(csv_files(comparison))["options.csv"].splitlines()
+    assert "schedule" in header.split(",") and not {"lr", "head_lr", "decay"} & {*header.split(",")}
 
 
 ARRAYS = from_workers([(np.eye(6), np.arange(6) % 2)] * 2)

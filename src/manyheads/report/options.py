@@ -12,6 +12,9 @@ from manyheads.recipes import Recipe
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 
+_RATES = frozenset({"lr", "head_lr", "decay"})
+"""What Corollary 1's schedule leaves without a say: an experiment has the recipe's values for them all the same."""
+
 
 @dataclass(frozen=True)
 class Option:
@@ -22,9 +25,15 @@ class Option:
     changed: bool
 
 
+def used(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options without those that have had no say."""
+    unused = _RATES if options.get("schedule") == "corollary" else frozenset()
+    return {name: value for name, value in options.items() if name not in unused}
+
+
 def shared_options(comparison: Comparison) -> list[Option]:
     """The options of all runs, in the order of an Experiment; the data set's recipe is the default of its values."""
-    shared = comparison.shared
+    shared = used(comparison.shared)
     defaults = {**usual_options(shared), "data": Experiment().data}
     # The weights are the algorithm's to choose, the precision is the device's.
     unknown = {"weights", "precision"}

@@ -11,6 +11,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, slugs
 from manyheads.report.mixing import mixed_by
 from manyheads.report.numbers import at_end, best_system, curve, difference
+from manyheads.report.options import used
 from manyheads.report.rates import tried
 from manyheads.report.table import COLUMNS
 
@@ -26,7 +27,7 @@ def csv_files(comparison: Comparison) -> Iterator[tuple[str, str]]:
     yield "rounds.csv", _csv(_of_runs(comparison, lambda run: run.metrics))
     yield "workers.csv", _csv(_of_runs(comparison, _workers))
     yield "mixing.csv", _csv(_of_runs(comparison, _mixing))
-    yield "options.csv", _csv(_of_runs(comparison, lambda run: [{**run.options, **run.own}]))
+    yield "options.csv", _csv(_of_runs(comparison, lambda run: [{**used(run.options), **run.own}]))
     if rates := tried(comparison):
         yield "rates.csv", _csv(map(asdict, rates))
     yield from _similarities(comparison)
