@@ -51,6 +51,26 @@ def test_table_5_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Simple
     assert sum(any(row[6:]) for row in rows) == 4 and len(rows) == 32
 
 
+def test_times_over_seeds_have_a_deviation_and_lines_go_through_shared_seeds(
+    tmp_path: Path, records_lab: SimpleNamespace
+) -> None:
+    size, records = replace(PAPER, seeds=(1, 12)), Records(tmp_path)
+    for trial in get_study("table5").grid(size):
+        workers, seed = trial.place["workers"], trial.place["seed"]
+        if trial.data != "mobiact" or trial.place["algorithm"] != "deprl" or (workers, seed) == (4, 12):
+            continue
+        records_lab.write(records, trial, 0.8)
+        if seed == 12:
+            metrics = records.path(trial) / "metrics.jsonl"
+            metrics.write_text(metrics.read_text().replace('"simulated_seconds": ', '"simulated_seconds": 1'))
+    text = get_study("table5").write(size, records, tmp_path).read_text()
+    assert "| 28.5<br>319.3 | 3.5<br>55.2 |" in text, "4 workers have one seed"
+    # Of 8 workers 14.25 s and 1.75 s with the first seed, and with the second a 1 before them.
+    assert "| 64.2 ± 70.7 (2)<br>195.6 | 6.8 ± 7.1 (2)<br>30.9 |" in text
+    assert "± is the deviation over seeds" in text
+    assert "DePRL 8.00; linear 8.00" in text
+
+
 def test_work_in_a_round_does_not_depend_on_workers() -> None:
     trials = get_study("speedup").grid(replace(PAPER, seeds=(1,)))
     assert {
@@ -71,7 +91,8 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
             # A seed that others lack says nothing about them.
             metrics = records.path(trial) / "metrics.jsonl"
             metrics.write_text(metrics.read_text().replace('"train_loss": ', '"train_loss": 9'))
-    get_study("speedup").write(size, records, tmp_path)
+    page = get_study("speedup").write(size, records, tmp_path).read_text()
+    assert "±" not in page, "no cell has one"
     # The made-up losses do not depend on the number of workers.
     last = (tmp_path / "speedup.csv").read_text().splitlines()[-1].split(",")
     assert (last[3:6], float(last[6])) == (["growing", "32", "4"], 0.5)

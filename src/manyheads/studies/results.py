@@ -89,15 +89,15 @@ class Results:
         """The different values of a part of the place, in the grid's order."""
         return list(dict.fromkeys(trial.place[key] for trial in self.trials if key in trial.place))
 
-    def about(self) -> str:
-        """What was run, where, and how long it took, in a paragraph."""
+    def about(self, *, deviations: bool) -> str:
+        """What was run, where, and how long it took, in a paragraph; and what ± is, where a page has deviations."""
         runs = [run for _, run in self.recorded]
         said = [f"{len(runs)} of {len(self.trials)} runs are recorded."]
         if runs:
             machines = sorted({_machine(run) for run in runs})
             seconds = sum(number(run.summary.get("seconds")) or 0.0 for run in runs)
             said.append(f"Computed on {'; '.join(machines)}: {human_seconds(seconds)} in all.")
-            if len({run.seed for run in runs}) > 1:
+            if deviations:
                 said.append("± is the deviation over seeds, with their number in brackets; without it there is one.")
         if any(trial.data in DATA.values() for trial in self.trials):
             said.append(STAND_IN)
@@ -113,10 +113,15 @@ def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
 
 def percent(stat: Stat | None) -> str:
     """An accuracy over seeds, in percent, with its deviation and how many they are."""
+    return over_seeds(stat, 100)
+
+
+def over_seeds(stat: Stat | None, factor: float = 1.0) -> str:
+    """A number over seeds, times a factor, with its deviation and how many they are."""
     if stat is None:
         return NOTHING
-    deviation = f" ± {100 * stat.deviation:.1f} ({stat.count})" if stat.deviation is not None else ""
-    return f"{100 * stat.mean:.1f}{deviation}"
+    deviation = f" ± {factor * stat.deviation:.1f} ({stat.count})" if stat.deviation is not None else ""
+    return f"{factor * stat.mean:.1f}{deviation}"
 
 
 def in_percent(stat: Stat | None) -> tuple[float | None, float | None]:

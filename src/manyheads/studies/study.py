@@ -23,6 +23,6 @@ class Study:
     def write(self, size: Size, records: Records, folder: Path) -> Path:
         """Write the report into a folder; gives its page."""
         results, report = Results(self.grid(size), records), Report(self.name, self.title)
-        report.parts.append(results.about())
         self.report(results, report)
+        report.parts.insert(0, results.about(deviations="±" in "".join(report.parts)))
         return report.write(folder)
