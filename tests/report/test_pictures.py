@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.report.drawing import Picture
-from manyheads.report.pictures import Axis, Line, curves, graph, similarity_map, spread
+from manyheads.report.pictures import Axis, Line, colour_ends, curves, graph, similarity_map, spread
 
 ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", 100)
@@ -163,6 +163,12 @@ def test_a_map_knows_its_cells_and_skips_what_is_no_number():
     assert 0 < top < bottom < 1
     assert json.loads(json.dumps(picture.hover, allow_nan=False)) == picture.hover
     assert similarity_map("m", "heads", np.eye(200), (0.0, 1.0)).hover == {}
+
+
+def test_a_scale_of_values_that_are_one_stays_where_such_values_are() -> None:
+    assert colour_ends([1.0, 1.0]) == pytest.approx((0.99, 1.0))
+    assert colour_ends([0.0]) == pytest.approx((0.0, 0.01))
+    assert colour_ends([0.2, float("nan"), 0.7]) == (0.2, 0.7)
 
 
 def test_a_cosine_just_below_zero_is_no_minus_zero() -> None:

@@ -190,9 +190,9 @@ def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
         named = [(f"{name}-{slug}-{kind}", kind, maps[kind], limits[kind]) for kind in maps]
         rows.append((heading, tuple(pictures.similarity_map(*one) for one in named)))
     text = (
-        "Cosine similarity between every two workers: of their class distributions, where there are classes, their "
-        "heads and their representations, with one scale for each. It spans different workers: on the diagonal stands "
-        "a worker beside itself, always 1."
+        f"Cosine similarity between every two workers (seed {drawn[0].runs[0].seed}): of their class distributions, "
+        "where there are classes, their heads and their representations, with one scale for each. It spans different "
+        "workers: on the diagonal stands a worker beside itself, always 1."
     )
     return Chapter("How alike the workers are", text, tuple(rows), small=True)
 

@@ -138,10 +138,13 @@ def graph(
 
 
 def colour_ends(values: Iterable[float]) -> tuple[float, float]:
-    """The ends of a colour scale; apart even if all values are one."""
+    """The ends of a colour scale; apart even if all values are one, which is then the end that is further from zero."""
     found = [value for value in values if np.isfinite(value)]
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
-    return (low, high) if high > low else (low - 0.01, high + 0.01)
+    if high > low:
+        return low, high
+    # No cosine or accuracy is above 1, nor an accuracy below 0.
+    return (low - 0.01, high) if high > 0 else (low, high + 0.01)
 
 
 def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[float, float]) -> Picture:

@@ -88,7 +88,9 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
         if not lines:
             continue
         report.parts.append(data_title(data))
-        report.add_picture(curves(data, lines, Axis(label, lambda value: f"{value:g} {label}", whole=True), ACCURACY))
+        if len({value for line in lines for value in line.x}) > 1:
+            axis = Axis(label, lambda value: f"{value:g} {label}", whole=True)
+            report.add_picture(curves(data, lines, axis, ACCURACY))
         rows = []
         for value in results.values(key):
             here: dict[str, Any] = {"data": data, key: value}
