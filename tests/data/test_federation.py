@@ -119,6 +119,7 @@ def test_majority_floor_by_hand() -> None:
     weighted = replace(federation, test=replace(test, weight=torch.tensor([3.0, 3.0, 1.0, 1.0, 1.0])))
     assert weighted.majority_floor() == pytest.approx((0.75 + 0.0) / 2)
     assert federation.take([1]).majority_floor() is None
+    assert federation.take([1]).majority_floors().dtype == federation.majority_floors().dtype == torch.float64
 
 
 @pytest.mark.parametrize("test_split", ["overlap", "reweighted"])

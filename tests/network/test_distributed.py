@@ -34,13 +34,13 @@ WORKERS, ROUNDS = 7, 3
 COUNTS = (2, 3)
 
 
-def points() -> Dataset:
-    """A handful of points for each worker, no two with the same number."""
+def points(num_tested: int = WORKERS) -> Dataset:
+    """A handful of points for each worker, no two with the same number; the last have none for test."""
     rng = np.random.default_rng(0)
     sizes = [8 + 3 * worker % 10 for worker in range(WORKERS)]
     parts = [
-        (rng.normal(size=(n, 6)), rng.integers(3, size=n), rng.normal(size=(4, 6)), rng.integers(3, size=4))
-        for n in sizes
+        (rng.normal(size=(n, 6)), rng.integers(3, size=n), rng.normal(size=(t, 6)), rng.integers(3, size=t))
+        for n, t in zip(sizes, [4] * num_tested + [0] * (WORKERS - num_tested), strict=True)
     ]
     return from_workers(parts, num_classes=3)
 
@@ -76,6 +76,7 @@ CASES = {
     "few masks on the full graph": case(DisPFL(density=0.1), graph="full", workers=3, split="iid"),
     "directed masks": case(DisPFL(), graph="in-neighbours:2", redraw=True, model=normed()),
     "half of them": case(FedAvg(participation=0.5), worker_failure=0.3, validation=0.2),
+    "a process without test samples": case(DePRL(), data=points(num_tested=2)),
 }
 WITH_THEORY = ("deprl", "mixing first", "failing")
 """The cases whose terms of M(k) are measured too."""

@@ -68,7 +68,8 @@ class Federation:
         weight = torch.ones_like(hit) if self.test.weight is None else self.test.weight.double()
         score = torch.bincount(worker, hit * weight, minlength=len(self.ids))
         total = torch.bincount(worker, weight, minlength=len(self.ids))
-        return score / total
+        # Of no entries at all torch counts whole numbers, and what processes gather must be of one type.
+        return score.double() / total
 
     def take(self, workers: Sequence[int]) -> "Federation":
         """The same federation with the shards of some rows only, in the order given."""
