@@ -6,13 +6,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
-from manyheads.agreement import check_alike, check_same_weights
+from manyheads.agreement import check_alike, check_same_code, check_same_weights
 from manyheads.algorithms import DePRL
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 from manyheads.network.processes import named
+from manyheads.own_code import hashes
 
 
 def _two(says: Callable[[str], str]) -> Any:
@@ -71,3 +72,17 @@ def test_processes_that_hold_different_arrays_are_told_of_sites(lab):
     assert said.startswith("process 1 does not have the data of process 0: give all processes the same data; to keep")
     assert "site-{worker}.npz" in said and "docs/distributed.md#sites" in said
     assert "sha256" not in said and "'" not in said.replace("worker's", "")
+
+
+def _squared(output: Tensor, target: Tensor) -> Tensor:
+    return (output - target).square()
+
+
+def test_code_of_ones_own_is_compared(lab):
+    """Each site may keep a copy of its own."""
+    plain, own = lab.tiny(DePRL()), lab.tiny(DePRL(), loss=_squared)
+    known = hashes(own)["loss"]
+    check_same_code(_two(lambda said: said), plain)
+    check_same_code(_two(lambda said: said), own)
+    with pytest.raises(UserError, match="process 1 has other code in its loss than process 0: give all of them"):
+        check_same_code(_two(lambda said: said.replace(known, "0" * 64)), own)

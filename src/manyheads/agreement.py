@@ -1,4 +1,4 @@
-"""What the processes of a run must agree on before it begins: options, data, versions, and who has whose data."""
+"""What the processes of a run must agree on before it begins: options, code, data, versions, who has whose data."""
 
 import json
 
@@ -12,6 +12,7 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models.split import Split, constants_of
 from manyheads.network.processes import Processes
+from manyheads.own_code import changed, hashes
 from manyheads.sites import Sites, place, whose
 
 _SAME_WEIGHTS = 1e-5
@@ -68,6 +69,15 @@ def check_alike(
                 if isinstance(value, dict) or isinstance(its, dict):
                     raise UserError(f"{this} does not have the {name} of {that}: {cure}")
                 raise UserError(f"{this} was started with {name} {its}, {that} with {name} {value}: {cure}")
+
+
+def check_same_code(processes: Processes, experiment: Experiment) -> None:
+    """Refuse processes that have different code of the user's under one name, as with a copy that each keeps."""
+    first, *others = map(json.loads, processes.texts(json.dumps(hashes(experiment))))
+    for rank, other in enumerate(others, start=1):
+        if name := changed(first, other):
+            this, that = processes.called([rank]), processes.called([0])
+            raise UserError(f"{this} has other code in its {name} than {that}: give all of them the same.")
 
 
 def check_same_weights(processes: Processes, model: Split) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import manyheads
 from manyheads import host_memory, memory
-from manyheads.agreement import NOT_IN_SITES, check_alike, check_same_weights, meet_sites
+from manyheads.agreement import NOT_IN_SITES, check_alike, check_same_code, check_same_weights, meet_sites
 from manyheads.algorithms.base import Algorithm, Context
 from manyheads.compatibility import check_theory, check_training, shares_nothing
 from manyheads.data import Dataset, Federation, load
@@ -132,6 +132,7 @@ def open_session(
     _ = experiment.run_id
     if processes.count > 1:
         check_alike(processes, experiment, runtime, dataset, in_sites=sites is not None)
+        check_same_code(processes, experiment)
     everyone, mixing = deal(experiment, dataset, own), connect(experiment)
     placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
     federation = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])

@@ -107,6 +107,23 @@ def test_processes_whose_nets_begin_otherwise(start_together, tmp_path: Path, he
     assert not (tmp_path / "run").exists()
 
 
+def test_processes_whose_nets_are_other_code(start_together, tmp_path: Path) -> None:
+    """As where each site keeps a copy of its own: the weights that the nets begin with are the same."""
+    for rank, activation in enumerate(("ReLU", "Tanh")):
+        lines = [
+            "from torch import nn",
+            "def net():",
+            f"    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.{activation}(), nn.Linear(5, 10))",
+        ]
+        (tmp_path / str(rank)).mkdir()
+        (tmp_path / str(rank) / "copied.py").write_text("\n".join(lines))
+    words = ("--model", "copied:net", "--out", tmp_path / "run")
+    folders = [tmp_path / "0", tmp_path / "1"]
+    line = only_line(start_together(2, PROGRAM, *TRAIN, *words, folders=folders))
+    assert line.endswith("process 1 has other code in its model than process 0: give all of them the same.")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_process_with_a_single_worker_keeps_its_counters_of_batches(start_together, tmp_path: Path) -> None:
     lines = [
         "from torch import nn",
