@@ -129,8 +129,9 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
 def make_record(session: Session, round: int, values: Values, per_worker: PerWorker) -> Record:
     """The record of a round (from 1): what was measured of it, and what the run has sent and held so far."""
     network = session.ctx.network
-    traffic = torch.from_numpy(np.stack([network.traffic.sent, network.traffic.received]))
-    sent, received = network.gather(traffic.T).double().mean(0).tolist()
+    traffic = torch.from_numpy(np.stack([network.traffic.sent, network.traffic.received], axis=1))
+    # NaN: of a site that is away nobody here knows what it has sent, which is not nothing.
+    sent, received = network.gather(traffic.double()).nanmean(0).tolist()
     return Record(
         round=round,
         algorithm=session.experiment.algorithm.name,

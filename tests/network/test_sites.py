@@ -186,6 +186,8 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
         assert "worker 1 was away" in summary["disturbances"][0]
         record = site.workers()[-1]
         assert record["accuracy"][1] is None and None not in record["accuracy"][::2]
+        sent = [record["bytes_sent_per_worker"] for record in site.metrics()]
+        assert sent == sorted(sent), "what was sent before a site was lost has been sent"
 
     late = start_together(2, PROGRAM, *words, last + 30, "--site-timeout", 0.001, folders=folders[:2])
     assert all(process.status() for process in late)
