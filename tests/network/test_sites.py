@@ -137,6 +137,21 @@ def test_what_is_wrong_with_a_sites_data_is_said_there_alone(start_together, fol
     )
 
 
+def test_a_site_without_test_samples(start_together, folders) -> None:
+    """It trains like the others, and is left out of the accuracies."""
+    few, all_for_training = folders[0] / f"site-{ORDER[0]}.npz", folders[1] / f"site-{ORDER[1]}.npz"
+    np.savez(few, x=np.ones((1, 6)), y=np.array([1]), num_classes=3)
+    np.savez(all_for_training, x=np.ones((9, 6)), y=np.arange(9) % 3, split=np.full(9, "train"), num_classes=3)
+    started = start_together(3, PROGRAM, "train", "deprl", *TRAIN, "--rounds", 2, "--out", "run", folders=folders)
+    assert [process.status() for process in started] == [0, 0, 0], [process.text() for process in started]
+    for worker, folder in zip(ORDER, folders, strict=True):
+        site = Run.open(at_site(folder, worker))
+        values, record = site.workers()[-1], site.metrics()[-1]
+        assert [value is None for value in values["accuracy"]] == [True, False, True]
+        assert record["workers_without_test"] == 2 and record["accuracy_mean"] == values["accuracy"][1]
+        assert None not in values["train_loss"]
+
+
 def test_the_clock_of_sites_is_not_called_a_guess(folders) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
     experiment = Experiment(data=str(folders[0] / "site-{worker}.npz"), workers=3, model=net)

@@ -29,14 +29,15 @@ WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
 
 
-def load(path: str | Path) -> Dataset:
+def load(path: str | Path, *, per_worker: bool = False) -> Dataset:
     """The data set of an npz file with arrays ``x`` and ``y``, and optionally ``user``, ``split`` and ``num_classes``.
 
     ``split`` says 'train' or 'test' of every sample; without it ``hold_out`` chooses the test part. ``num_classes`` is
-    needed where the last classes have no sample. For the rest see ``from_arrays``.
+    needed where the last classes have no sample. For the rest see ``from_arrays``. ``per_worker``: it is all that one
+    worker of several has.
     """
     x, y, user, test, num_classes = _read(Path(path))
-    return _dataset(str(path), *_pools(x, y, user, test), num_classes)
+    return _dataset(str(path), *_pools(x, y, user, test), num_classes, per_worker=per_worker)
 
 
 def from_arrays(
@@ -94,6 +95,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
         return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
+    # Only now by worker: all of them are here, and one at least must have a sample for test.
     return replace(_dataset(name, train, test, num_classes), per_worker=True)
 
 
@@ -122,7 +124,7 @@ def _kind(pool: _Pool) -> str:
     return f"{x.dtype} samples {list(x.shape[1:])} with {y.dtype} targets {list(y.shape[1:])}"
 
 
-def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None) -> Dataset:
+def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None, *, per_worker: bool = False) -> Dataset:
     """A data set out of its two pools, with the number of classes read off the labels unless it is given."""
     (x_train, y_train, user_train), (x_test, y_test, user_test) = train, test
     for what, one, other in (("x", x_train, x_test), ("y", y_train, y_test)):
@@ -142,7 +144,18 @@ def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None) -> D
     pixels = Pixels() if x_train.dtype == torch.uint8 else None
     if pixels:
         x_train, x_test = (pixels.to_inputs_(x.float()) for x in (x_train, x_test))
-    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, user_train, user_test, pixels=pixels)
+    return Dataset(
+        name,
+        x_train,
+        y_train,
+        x_test,
+        y_test,
+        num_classes,
+        user_train,
+        user_test,
+        per_worker=per_worker,
+        pixels=pixels,
+    )
 
 
 def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:

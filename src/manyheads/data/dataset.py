@@ -31,7 +31,10 @@ class Dataset:
     classes: tuple[str, ...] | None = None
     """The classes in words."""
     per_worker: bool = False
-    """Whether its users are the workers, who bring their own samples: they keep them unless a split is given."""
+    """Whether its users are the workers, who bring their own samples: they keep them unless a split is given.
+
+    None of these need be for test: others, elsewhere, may have some.
+    """
     pixels: Pixels | None = None
     """How the inputs were made of bytes; None: they were made of other numbers."""
     source: InitVar[str | None] = None
@@ -43,6 +46,8 @@ class Dataset:
             ("train", self.x_train, self.y_train, self.user_train),
             ("test", self.x_test, self.y_test, self.user_test),
         ):
+            if len(x) == 0 and not (pool == "test" and self.per_worker):
+                raise UserError(f"{where}: the {pool} part is empty; it needs at least one sample.")
             _check_pool(f"{where}: the {pool} part", x, y, user, self.num_classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             shapes = f"{list(self.x_train.shape[1:])} for training and {list(self.x_test.shape[1:])} for test"
@@ -81,8 +86,6 @@ class Dataset:
 
 def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classes: int | None) -> None:
     """Raise a UserError that begins with ``part`` unless x, y and user fit each other and hold usable numbers."""
-    if len(x) == 0:
-        raise UserError(f"{part} is empty; it needs at least one sample.")
     if len(y) != len(x):
         raise UserError(f"{part} has {len(x)} samples but {len(y)} targets; give one target a sample.")
     if user is not None and len(user) != len(x):
@@ -90,6 +93,7 @@ def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classe
     check_finite(f"{part} of x", x)
     if num_classes is None:
         check_finite(f"{part} of y", y)
+    if num_classes is None or not len(y):
         return
     low, high = int(y.min()), int(y.max())
     if low < 0:

@@ -24,7 +24,7 @@ def seen(template: str, num_workers: int) -> tuple[int, ...]:
 
 def load(template: str, workers: range) -> Dataset:
     """The files of some workers as one data set whose users are the workers; for a file see ``arrays.load``."""
-    parts = {worker: arrays.load(_file(template, worker)) for worker in workers}
+    parts = {worker: arrays.load(_file(template, worker), per_worker=True) for worker in workers}
     first = parts[workers[0]]
     for worker, part in parts.items():
         if part.kind != first.kind:
@@ -45,6 +45,7 @@ def load(template: str, workers: range) -> Dataset:
         num_classes=first.num_classes,
         user_train=train,
         user_test=test,
+        per_worker=True,
         pixels=first.pixels,
     )
 
