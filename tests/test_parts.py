@@ -132,3 +132,20 @@ def test_precisions_of_gpus_are_refused_on_a_cpu(lab, precision):
 def test_devices_that_are_not_there_are_refused(name):
     with pytest.raises(UserError, match=f"'{name}'"):
         pick_device(name)
+
+
+@pytest.mark.parametrize("classes", ["train and test", "train"])
+def test_labels_that_count_from_one_are_noted(lab, classes):
+    x, y = torch.randn(40, 6), 1 + torch.arange(40) % 2
+    from_one = classes == "train and test"
+    data = from_arrays(x, y, x, y if from_one else y - 1, num_classes=3)
+    experiment = complete(lab.tiny(DePRL(), data=data, split="iid"))
+    noted = [note for note in deal(experiment, data).notes if note.startswith("no sample is of class 0: where labels")]
+    assert len(noted) == from_one
+
+
+def test_a_site_that_lacks_class_0_is_not_told_to_number_classes_anew(lab):
+    x, y = torch.randn(40, 6), 1 + torch.arange(40) % 2
+    data = from_workers([(x, y), (x, y)], num_classes=3)
+    experiment = complete(lab.tiny(DePRL(), data=data, split="natural", workers=2))
+    assert deal(experiment, data).notes and not deal(experiment, data, range(2)).notes

@@ -63,7 +63,12 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
         validation=experiment.validation,
         seed=experiment.root,
     )
-    return replace(federation, content=dataset.digest() if may_change(experiment.data) else None)
+    notes = federation.notes
+    # A site may well lack a class; were it to number the others anew, they would no longer be those of other sites.
+    whole = hosted is None and dataset.num_classes is not None
+    if whole and torch.cat([dataset.y_train, dataset.y_test]).min() > 0:
+        notes += ("no sample is of class 0: where labels count from 1, take 1 off, or the net learns a class too many",)
+    return replace(federation, content=dataset.digest() if may_change(experiment.data) else None, notes=notes)
 
 
 def connect(experiment: Experiment) -> Mixing:

@@ -218,13 +218,6 @@ def test_test_samples_nobody_trains_on_are_left_out_and_noted(toy: Make) -> None
     assert ("note", federation.notes[0]) in describe(federation)
 
 
-def test_labels_that_count_from_one_are_noted(toy: Make) -> None:
-    from_one, from_zero = toy([0, 40, 40], [0, 10, 10]), toy([0, 40, 40], [1, 10, 10])
-    (note,) = federate(from_one, workers=2, split="iid", seed=1).notes
-    assert note.startswith("no sample is of class 0")
-    assert not any("class 0" in note for note in federate(from_zero, workers=2, split="iid", seed=1).notes)
-
-
 @pytest.mark.parametrize("part", [-0.1, 1.0, float("nan")])
 def test_wrong_validation(digits: Dataset, part: float) -> None:
     with pytest.raises(UserError, match=r"validation .*: give the part"):

@@ -130,8 +130,6 @@ def federate(
     notes = partition.notes
     if test_split == "shared" and (left_out := len(dataset.x_test) - len(test.rows)):
         notes += (f"test samples of classes or users that no worker trains on were left out: {left_out}",)
-    if dataset.num_classes is not None and torch.cat([dataset.y_train, dataset.y_test]).min() > 0:
-        notes += ("no sample is of class 0: where labels count from 1, take 1 off, or the net learns a class too many",)
     return Federation(
         name=dataset.name,
         ids=tuple(ids),
