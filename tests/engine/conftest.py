@@ -61,6 +61,22 @@ def centred(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), Centred(6), nn.ReLU(), nn.Linear(6, num_outputs))
 
 
+class Summed(nn.Module):
+    """A layer of the user's that adds parameters to each other, which have one gradient then, and takes a mean."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.one, self.other, self.third = (nn.Parameter(torch.full((size,), start)) for start in (0.1, 0.2, 0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.one + self.other) + self.third.mean()
+
+
+def summed(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """A small net with such a layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), Summed(6), nn.ReLU(), nn.Linear(6, num_outputs))
+
+
 def narrow_dnn(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """The paper's dnn, dropout and all, with few weights."""
     return dnn(input_shape, num_outputs, hidden=(16, 12, 8, 6))
@@ -98,7 +114,7 @@ class Problem:
             return {name: torch.randint(0, 2, leaf.shape, dtype=torch.uint8) for name, leaf in self.params.items()}
 
 
-SMALL_NETS = {"batchnorm": normed, "centred": centred, "narrow-dnn": narrow_dnn}
+SMALL_NETS = {"batchnorm": normed, "centred": centred, "summed": summed, "narrow-dnn": narrow_dnn}
 
 
 def make_problem(

@@ -59,6 +59,7 @@ SMALL = {
     "dnn-deep-head": (("loop", "chain", "vmap"), {"net": "narrow-dnn", "head": "fc3"}),
     "cnn": (("loop", "vmap"), {"net": "cnn", "sizes": (7, 3, 9)}),
     "batchnorm": (("loop", "vmap"), {"net": "batchnorm"}),
+    "summed": (("loop", "vmap"), {"net": "summed"}),
 }
 
 

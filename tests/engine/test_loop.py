@@ -73,7 +73,7 @@ PHASES = {
 
 
 @pytest.mark.parametrize("change", PHASES)
-@pytest.mark.parametrize("net", ["mlp", "cnn", "batchnorm", "centred"])
+@pytest.mark.parametrize("net", ["mlp", "cnn", "batchnorm", "centred", "summed"])
 def test_the_loop_is_plain_pytorch(problem, phase, small_nets, net, change):
     sizes = (7, 3, 9)
     factory = {**small_nets, "mlp": partial(mlp, hidden=(6,)), "cnn": NETS["cnn"]}[net]

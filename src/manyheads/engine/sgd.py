@@ -28,6 +28,21 @@ def clip_(gradients: Params, limit: float) -> None:
         g.mul_(factors.view(-1, *[1] * (g.ndim - 1)))
 
 
+def apart(gradients: Params) -> Params:
+    """The gradients, each in memory of its own, to be changed in place.
+
+    Leaves that a net adds to each other, as the two biases of an LSTM, have one gradient; one that is the same number
+    everywhere, as that of a mean, may be that number alone.
+    """
+    taken: set[int] = set()
+    own: Params = {}
+    for name, gradient in gradients.items():
+        shared = 0 in gradient.stride() or gradient.untyped_storage().data_ptr() in taken
+        own[name] = gradient.clone(memory_format=torch.contiguous_format) if shared else gradient
+        taken.add(own[name].untyped_storage().data_ptr())
+    return own
+
+
 class Descent:
     """The moving part of one phase on one chunk: its momentum, which starts at zero, and the update rule."""
 
@@ -40,6 +55,7 @@ class Descent:
 
     def step(self, gradients: Params) -> None:
         """Apply gradients [A, ...] to the first A rows. The gradients are used up."""
+        gradients = apart(gradients)
         if self.sgd.clip is not None:
             clip_(gradients, self.sgd.clip)
         for name, gradient in gradients.items():
