@@ -1,8 +1,13 @@
 """Personalised decentralised learning: one shared representation, many private heads, no server."""
 
+import os
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+# Else the last bits of a product depend on where in memory its factors lie, and a worker's rows lie elsewhere with
+# another number of threads or processes, and after a checkpoint. MKL looks when torch multiplies for the first time.
+os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 if TYPE_CHECKING:
     from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg, FedRep, FedRoD, Local

@@ -22,17 +22,21 @@ HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
 EVERYTHING = SGD(0.05, momentum=0.9, weight_decay=0.01, clip=0.3)
 KERNELS = {
     "mlp": ("loop", "chain", "vmap"),
+    "mlp-odd": ("loop", "chain"),
+    "mlp-column": ("loop", "chain"),
     "dnn": ("loop", "chain"),
     "batchnorm": ("loop", "vmap"),
     "centred": ("loop",),
 }
+NETS = {"mlp": "mlp:12,8", "dnn": "narrow-dnn", "mlp-odd": "mlp:25,21,17", "mlp-column": "mlp:120,1,120"}
+"""The odd one's rows begin nowhere in particular; the column's products are sometimes those with a vector."""
 RUNS = [(net, kind) for net, kinds in KERNELS.items() for kind in kinds]
 
 
 @pytest.fixture(scope="session")
 def make(problem):
     def make(net: str, **options):
-        return problem({"mlp": "mlp:12,8", "dnn": "narrow-dnn"}.get(net, net), **options)
+        return problem(NETS.get(net, net), **options)
 
     return make
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from manyheads.engine.kernel import Batch, dropout_keys, summed_losses
 from manyheads.engine.phase import Phase
-from manyheads.engine.rules import Contribution, Keys, PoolingRule, Rule, Saved, TurnRule, rule_for
+from manyheads.engine.rules import Contribution, Keys, PoolingRule, Rule, Saved, TurnRule, add_products_, rule_for
 from manyheads.engine.sgd import Descent, clip_factors, one_by_one
 from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split
@@ -166,12 +166,12 @@ class ChainKernel:
             active, weight = len(c.d), self.descent.params[name]
             if plain:
                 decay = 1 - sgd.lr * sgd.weight_decay
-                weight[:active].baddbmm_(c.d.mT, c.x, beta=decay, alpha=-sgd.lr)
+                add_products_(weight[:active], c.d.mT, c.x, beta=decay, alpha=-sgd.lr)
             elif sgd.momentum:
                 momentum = self.descent.momentum
                 if name not in momentum:
                     momentum[name] = torch.zeros_like(weight)
-                direction = momentum[name][:active].baddbmm_(c.d.mT, c.x, beta=sgd.momentum)
+                direction = add_products_(momentum[name][:active], c.d.mT, c.x, beta=sgd.momentum)
                 if sgd.weight_decay:
                     direction.add_(weight[:active], alpha=sgd.weight_decay)
                 self.descent.move(name, direction)

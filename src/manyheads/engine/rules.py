@@ -21,6 +21,29 @@ _FEW_ROWS = 256
 """Up to here B x B products cost too little to look for anything cheaper."""
 
 
+def products(a: Tensor, b: Tensor, total: Tensor | None = None) -> Tensor:
+    """The workers' products [A, M, K] x [A, K, N], added to ``total`` where there is one: the same bits for any A."""
+    if _is_lone_column(a, b):
+        return products(_twice(a), _twice(b), None if total is None else _twice(total))[:1]
+    return torch.bmm(a, b) if total is None else torch.baddbmm(total, a, b)
+
+
+def add_products_(total: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: float = 1.0) -> Tensor:
+    """beta total + alpha times the workers' products, in place: the same bits for any A."""
+    if _is_lone_column(a, b):
+        return total.copy_(torch.baddbmm(_twice(total), _twice(a), _twice(b), beta=beta, alpha=alpha)[:1])
+    return total.baddbmm_(a, b, beta=beta, alpha=alpha)
+
+
+def _is_lone_column(a: Tensor, b: Tensor) -> bool:
+    """Whether torch takes the product of a lone worker for one with a vector, which it sums in another order."""
+    return len(a) == 1 and b.shape[2] == 1
+
+
+def _twice(lone: Tensor) -> Tensor:
+    return lone.expand(2, -1, -1)
+
+
 @dataclass(frozen=True)
 class Weights:
     """A layer's matrix and bias: a row for each worker, or, where they are not trained, the same for all."""
@@ -42,11 +65,11 @@ class Weights:
         """The layer's outputs [A, rows, out] of rows [A, rows, in]."""
         weight = self.matrix(len(rows)).mT
         if self.layer.bias is None:
-            return torch.bmm(rows, weight)
+            return products(rows, weight)
         bias = self._rows("bias", self.layer.bias, len(rows)).unsqueeze(1)
         # On a GPU baddbmm writes the bias everywhere first; compiled code adds it on the way to the next layer.
         compiling = torch.compiler.is_compiling()
-        return torch.bmm(rows, weight) + bias if compiling else torch.baddbmm(bias, rows, weight)
+        return products(rows, weight) + bias if compiling else products(rows, weight, bias)
 
     def _rows(self, leaf: str, own: Tensor, active: int) -> Tensor:
         name = f"{self.name}.{leaf}"
@@ -71,7 +94,7 @@ class Contribution:
 
     def product(self) -> Tensor:
         """The gradient d^T x, [A, out, in], without the zeros."""
-        return torch.bmm(self.d.mT, self.x)[..., : self.layer.weight[0].numel()]
+        return products(self.d.mT, self.x)[..., : self.layer.weight[0].numel()]
 
     def square_norm(self, dtype: torch.dtype, product: Tensor | None = None) -> Tensor:
         """|d^T x|^2 and the bias gradient's, summed in ``dtype``, [A]; of the product where that is made anyway."""
@@ -79,7 +102,7 @@ class Contribution:
         if product is None and rows <= max(_FEW_ROWS, inputs * outputs // (inputs + outputs)):
             # Terms of both signs: these products must be as exact as their sum.
             d, x = self.d.to(dtype), self.x.to(dtype)
-            weight = torch.bmm(d, d.mT).mul_(torch.bmm(x, x.mT)).sum((1, 2))
+            weight = products(d, d.mT).mul_(products(x, x.mT)).sum((1, 2))
         else:
             weight = (self.product() if product is None else product).to(dtype).square().sum((1, 2))
         return weight + self.d.sum(1, dtype=dtype).square().sum(1) if self.bias else weight
@@ -112,7 +135,7 @@ class LinearRule(Rule):
         return self.weights.product(rows).view(*x.shape[:-1], -1), (rows,)
 
     def backward(self, d: Tensor, saved: Saved) -> Tensor:
-        return torch.bmm(d.flatten(1, -2), self.weights.matrix(len(d))).view(*d.shape[:-1], -1)
+        return products(d.flatten(1, -2), self.weights.matrix(len(d))).view(*d.shape[:-1], -1)
 
 
 @dataclass(frozen=True)
@@ -128,7 +151,7 @@ class ConvolutionRule(Rule):
         return self.weights.product(rows).unflatten(1, (-1, *size)), (rows, x)
 
     def backward(self, d: Tensor, saved: Saved) -> Tensor:
-        back = torch.bmm(d.flatten(1, -2), self.weights.matrix(len(d)))
+        back = products(d.flatten(1, -2), self.weights.matrix(len(d)))
         return from_patches(back, self.layer, _size(saved[1]), _size(d))
 
 
