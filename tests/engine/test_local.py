@@ -41,6 +41,18 @@ def make(problem):
     return make
 
 
+class Turned(nn.Module):
+    """Images [B, 1, H, W] as [B, W, H], in the memory that they have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.squeeze(1).mT
+
+
+def turned(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """A net that torch multiplies in one way while its weights want gradients, and in another while they do not."""
+    return nn.Sequential(Turned(), nn.Linear(8, 21, bias=False), nn.Flatten(), nn.Linear(168, num_outputs))
+
+
 def assert_same_bits(a: Fit, b: Fit) -> None:
     for first, second in ((a.params, b.params), (a.buffers, b.buffers), ({"loss": a.loss}, {"loss": b.loss})):
         assert first.keys() == second.keys()
@@ -86,6 +98,19 @@ def test_threads_do_not_change_a_bit(make, phase, net, kind, dtype):
     gradients = [p.engine(kind, threads=threads).gradient(p.params, p.buffers, phase(), 0) for threads in (1, 2)]
     for name in gradients[0]:
         assert torch.equal(gradients[0][name], gradients[1][name]), name
+
+
+@pytest.mark.parametrize("before", [HEAD, BODY, HEAD | BODY], ids=["head", "body", "joint"])
+def test_what_was_done_before_does_not_change_a_bit(problem, phase, before):
+    """As where a round's theory was measured, or where the run has just been continued."""
+    p = problem(turned, sizes=(40, 30))
+    fresh, used = p.engine("loop"), p.engine("loop")
+    used.gradient(p.params, p.buffers, phase(update=before), 0)
+    found, expected = (engine.evaluate(p.params, p.buffers, p.work.train) for engine in (used, fresh))
+    assert torch.equal(found.loss, expected.loss)
+    used.gradient(p.params, p.buffers, phase(update=before), 0)
+    head = phase(update=HEAD, optimizer=EVERYTHING)
+    assert_same_bits(used.fit(p.params, p.buffers, head, 1), fresh.fit(p.params, p.buffers, head, 1))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -259,7 +259,9 @@ class LocalEngine:
         if getattr(self._own, "model", None) is None:
             self._own.model = twin(self.work.model)
             self._replicas.add(self._own.model)
-        return self._own.model
+        # torch multiplies some inputs in another way by weights that want gradients, even where none are computed: what
+        # a worker's numbers are must not depend on what this copy was used for before.
+        return self._own.model.requires_grad_(False)
 
     def _let_go(self) -> None:
         """Point the replicas at the first weights: one that stays at a worker's row keeps all rows in memory."""
