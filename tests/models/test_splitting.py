@@ -4,11 +4,13 @@ import copy
 import random
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from manyheads.errors import UserError
@@ -80,6 +82,15 @@ def test_a_sequential_is_cut_at_any_name(head: str | None, body: list[str], top:
     assert names(net) == [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
     module.load_state_dict(net.module_state())
     torch.testing.assert_close(net.eval()(X), module.eval()(X))
+
+
+def test_the_weights_of_tied_layers_can_be_kept_without_this_package(tmp_path: Path) -> None:
+    module, fresh = (nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 3)) for _ in range(2))
+    for net in (module, fresh):
+        net[2].weight = net[0].weight
+    save_file(split(module, None, X).module_state(), tmp_path / "net.safetensors")
+    fresh.load_state_dict(load_file(tmp_path / "net.safetensors"))
+    assert torch.equal(fresh(X), module(X))
 
 
 @pytest.mark.parametrize(

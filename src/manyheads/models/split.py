@@ -61,9 +61,10 @@ class Split(nn.Module):
         return {name: (self.head_prefix if group == "head" else "") + rest for name, group, rest in parts}
 
     def module_state(self) -> dict[str, Tensor]:
-        """The weights as ``load_state_dict`` of the module that was split takes them."""
+        """Copies of the weights as ``load_state_dict`` of the module that was split takes them."""
         names = self.module_names()
-        return {names[name]: tensor for name, tensor in self.state_dict().items()}
+        # Copies, as safetensors keeps no two tensors that are one, which tied layers have.
+        return {names[name]: tensor.clone() for name, tensor in self.state_dict().items()}
 
     def features(self, x: Tensor) -> Tensor:
         """Samples [B, ...] -> features [B, ...]."""
