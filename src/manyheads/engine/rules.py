@@ -37,7 +37,7 @@ def add_products_(total: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: fl
 
 def _is_lone_column(a: Tensor, b: Tensor) -> bool:
     """Whether torch takes the product of a lone worker for one with a vector, which it sums in another order."""
-    return len(a) == 1 and b.shape[2] == 1
+    return b.shape[2] == 1 and len(a) == 1
 
 
 def _twice(lone: Tensor) -> Tensor:
