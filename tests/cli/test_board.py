@@ -61,7 +61,7 @@ def test_a_long_run_to_come_counts_for_more(capsys: pytest.CaptureFixture, monke
             now += 10
             yield News(0, "running", round)
 
-    board.follow(news(), [board.Shown("short", 4), board.Shown("long", 4, 2.5)], "running")
+    board.follow(news(), [board.Shown("short", 4, 0.2), board.Shown("long", 4, 0.5)], "running")
     # Two rounds of 10 s, and four of 25 s.
     assert capsys.readouterr().out.splitlines()[-1] == "running  0/2 runs  2:00 min left  2/8 rounds"
 

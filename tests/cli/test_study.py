@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.cli import study
+from manyheads.cli import board, study
 from manyheads.cli.parser import Parser
 from manyheads.errors import UserError
 from manyheads.files import locked
@@ -92,6 +92,20 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path, cap
         assert len({Path(name).parent for name in archive.namelist()}) == 2
     _study("consensus", "--quick", "--report", "--out", "results")
     assert "2 of 6 runs are recorded." in (tmp_path / "results/consensus.md").read_text()
+
+
+def test_the_time_left_knows_that_new_workers_are_soon_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[board.Shown] = []
+
+    def look(news: object, runs: list[board.Shown], title: str, **options: object) -> dict[str, object]:
+        seen.extend(runs)
+        return {}
+
+    monkeypatch.setattr(board, "follow", look)
+    _study("table4", "--quick", "--only", "algorithm=deprl", "--device", "cpu")
+    first, *others = [run.rounds * run.seconds for run in seen]
+    # The first makes the run that all of them build on.
+    assert others and max(others) < first / 2
 
 
 def test_all_reports_on_nothing_are_none(capsys: pytest.CaptureFixture) -> None:
