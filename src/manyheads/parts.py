@@ -16,6 +16,9 @@ from manyheads.machine import local_rank
 from manyheads.recipes import Recipe, recipe_for, shape_for, step_seconds
 from manyheads.topology import Mixing, build_mixing, is_graph, parse_graph
 
+SET_BY_COROLLARY = ("lr", "head_lr", "decay")
+"""Rates that Corollary 1's schedule leaves without a say: a complete experiment names its recipe's all the same."""
+
 
 def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.device | None = None) -> Experiment:
     """The experiment on samples of some shape with nothing left open, and written in one way alone.
@@ -134,7 +137,7 @@ def pick_device(name: str) -> torch.device:
 
 def _check_rates(experiment: Experiment, recipe: Recipe) -> None:
     """Refuse rates beside Corollary 1's; a complete experiment names its recipe's, which nobody gave."""
-    for name in ("lr", "head_lr", "decay"):
+    for name in SET_BY_COROLLARY:
         value = getattr(experiment, name)
         if value not in (None, getattr(recipe, name)):
             raise UserError(f"{flag(name)} {value} is not used by --schedule corollary: leave one out.")

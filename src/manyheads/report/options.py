@@ -7,13 +7,10 @@ from typing import Any
 
 from manyheads.algorithms import find_algorithm
 from manyheads.experiment import Experiment, option_defaults
-from manyheads.parts import usual_options
+from manyheads.parts import SET_BY_COROLLARY, usual_options
 from manyheads.recipes import Recipe
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
-
-_RATES = frozenset({"lr", "head_lr", "decay"})
-"""What Corollary 1's schedule leaves without a say: an experiment has the recipe's values for them all the same."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Option:
 
 def used(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options without those that have had no say."""
-    unused = _RATES if options.get("schedule") == "corollary" else frozenset()
+    unused = SET_BY_COROLLARY if options.get("schedule") == "corollary" else ()
     return {name: value for name, value in options.items() if name not in unused}
 
 
