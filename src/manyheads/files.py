@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from math import isfinite
@@ -112,7 +113,7 @@ def write_tensors(
     """Write a safetensors file, or nothing; returns the file's sha256.
 
     A leaf is a tensor, or several that make it up, row after row. Streams one after the other, so that it takes no
-    second copy of the tensors and one pass for disk and hash together.
+    second copy of the tensors and one pass for disk and hash together, side by side.
     """
     leaves = {name: [leaf] if isinstance(leaf, Tensor) else leaf for name, leaf in tensors.items()}
     # The widest numbers come first, as in the library's own files: every leaf then starts at a multiple of its width.
@@ -126,10 +127,11 @@ def write_tensors(
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
-    with disk_errors(path), replacing(path) as file:
+    with disk_errors(path), replacing(path) as file, ThreadPoolExecutor(1) as hasher:
         for chunk in _chunks(len(text).to_bytes(8, "little") + text, chain.from_iterable(leaf for _, leaf in ordered)):
+            hashed = hasher.submit(digest.update, chunk)
             file.write(chunk)
-            digest.update(chunk)
+            hashed.result()
     return digest.hexdigest()
 
 

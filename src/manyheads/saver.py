@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Collection
+from collections.abc import Iterable
 from itertools import chain
 from typing import Any
 
@@ -20,6 +20,7 @@ from manyheads.sites import resume_round
 from manyheads.store import RunDirectory
 from manyheads.store.layout import CHECKPOINT, SIMILARITY
 from manyheads.topology import is_graph
+from manyheads.tree import Params
 
 _CHECKPOINT_SHARE = 0.05
 _DISK_BYTES_PER_SECOND = 200e6
@@ -116,18 +117,22 @@ class Saver:
         # Nobody goes on to read a summary that is not there yet.
         sharers.wait_long()
 
-    def _compare_workers(self, names: Collection[str], record: Record) -> dict[str, float]:
+    def _compare_workers(self, own: Params, record: Record) -> dict[str, float]:
         """Keep how alike every two workers' data and models are; the models' means, if the last record has none."""
         session = self.session
         if not session.ctx.network.may_gather_private:
             session.notes.append("How alike the workers are is not said: heads stay where they are.")
             return {}
         if session.experiment.workers <= _MOST_MAPPED:
-            maps = similarities(self.directory.models(names), _class_counts(session))
+            maps = similarities(self._everyones(own), _class_counts(session))
             write_tensors(self.directory.path / SIMILARITY, maps)
         if record.similarity_heads is None and record.similarity_representations is None:
-            return mean_cosines(dict(self.directory.models(names)))
+            return mean_cosines(dict(self._everyones(own)))
         return {}
+
+    def _everyones(self, own: Params) -> Iterable[tuple[str, Tensor]]:
+        """The leaves of all workers' models, one after another: from the disk only where others have rows of them."""
+        return own.items() if self.session.sharers.count == 1 else self.directory.models(own)
 
     def _due(self, round: int, state: State, seconds: float) -> bool:
         every = self.session.runtime.checkpoint_every

@@ -56,12 +56,13 @@ def mean_cosine(leaves: Sequence[Tensor]) -> float | None:
 
 
 def _products(leaf: Tensor) -> Tensor:
-    """Inner products of every two rows of a leaf [N, ...], [N, N] in double precision."""
-    total = torch.zeros(len(leaf), len(leaf), dtype=torch.float64)
+    """Inner products of every two rows of a leaf [N, ...], [N, N] in double precision, computed where the leaf lies."""
+    total = torch.zeros(len(leaf), len(leaf), dtype=torch.float64, device=leaf.device)
     for rows in flatten(leaf).split(max(1, _BLOCK_NUMBERS // len(leaf)), dim=1):
-        block = rows.to(torch.float64)
+        # In one layout, on which bits depend: leaves in memory may have others than those from a file.
+        block = rows.to(torch.float64, memory_format=torch.contiguous_format)
         total.addmm_(block, block.T)
-    return total
+    return total.cpu()
 
 
 def _cosines(products: Tensor) -> Tensor:
