@@ -162,7 +162,7 @@ def test_wrong_specs_are_refused_in_one_line(spec, says):
         ("regular:5", 7, "use regular:6"),
         ("regular:3", 3, "at most regular:2"),
         ("regular:1", 4, "use regular:2 or more"),
-        ("in-neighbours:8", 8, "use in-neighbours:7 or fewer"),
+        ("in-neighbours:2", 2, "^in-neighbours:2 on 2 workers: at most in-neighbours:1 is possible.$"),
         ("random:0.01", 100, "use random:0.05 or more"),
         ("in-neighbours:1", 50, "use in-neighbours:4 or more, or --redraw"),
     ],

@@ -245,10 +245,8 @@ def _pair_up(num_workers: int, degree: int, rng: np.random.Generator) -> np.ndar
 def _in_neighbours(num_workers: int, number: float, rng: np.random.Generator) -> Pairs:
     count = int(number)
     if count >= num_workers:
-        raise UserError(
-            f"in-neighbours:{count} on {num_workers} workers: a worker has only {num_workers - 1} others; "
-            f"use in-neighbours:{num_workers - 1} or fewer."
-        )
+        most = f"in-neighbours:{num_workers - 1}"
+        raise UserError(f"in-neighbours:{count} on {num_workers} workers: at most {most} is possible.")
     lots = rng.random((num_workers, num_workers))
     np.fill_diagonal(lots, 2.0)
     sender = np.argpartition(lots, count - 1, axis=1)[:, :count].ravel()
