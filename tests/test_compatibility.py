@@ -137,6 +137,24 @@ def test_a_sample_that_the_net_cannot_take_is_told_with_the_round(lab):
         list(train(experiment, lab.cpu))
 
 
+class Words(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.long()
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_sample_that_a_layer_of_torchs_cannot_take_is_told_with_the_layer(lab, engine):
+    words, labels = np.arange(240).reshape(60, 4) % 9, np.arange(60) % 3
+    words[17] = 9
+
+    def net() -> torch.nn.Module:
+        return torch.nn.Sequential(Words(), torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(16, 3))
+
+    experiment = lab.tiny(DePRL(), data=from_arrays(words, labels), model=net, split="iid")
+    with pytest.raises(UserError, match=r"^in round 1 your code fails in Embedding\(9, 4\): IndexError: index out of"):
+        list(train(experiment, replace(lab.cpu, engine=engine)))
+
+
 class Centred(torch.nn.Module):
     """Looks at the whole batch."""
 

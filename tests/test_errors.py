@@ -42,14 +42,43 @@ def test_what_is_not_surely_the_users_stays_as_it_is():
     for scope in (theirs, ours):
         exec("def look(table): return table['absent']", scope)
     with pytest.raises(UserError, match="your code fails in <string>, line 1: KeyError: 'absent'"):
-        with_scope(theirs)
+        with_scope(theirs, {})
     with pytest.raises(KeyError):
-        with_scope(ours)
+        with_scope(ours, {})
     for error in (UserError("as it is"), MemoryError("none left"), torch.OutOfMemoryError("CUDA out of memory")):
         with pytest.raises(type(error), match=f"^{error}$"), user_code("the model"):
             raise error
 
 
-def with_scope(scope):
-    call = compile("with user_code('your code', surely=False): look({})", "<ours>", "exec")
-    exec(call, {"__name__": "manyheads.rounds", "user_code": user_code, "look": scope["look"]})
+@pytest.mark.parametrize("scope", [{"__name__": "manyheads.engine"}, {"__name__": "torch.func"}], ids=str)
+def test_a_layer_of_torchs_that_refuses_what_it_is_given_is_named(scope):
+    """Where a net is put together from torch's layers, none of its lines is in the user's files."""
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4))
+    exec("def look(net): return net(9 * net[0].weight.new_ones(1).long())", scope)
+    with pytest.raises(
+        UserError, match=r"^your code fails in Embedding\(9, 4\): IndexError: index out of range in self$"
+    ):
+        with_scope(scope, net)
+
+
+OURS = """
+class Layer(nn.Module):
+    def forward(self, x): return [][x]
+
+def look(wrong):
+    net = nn.Sequential(nn.Embedding(9, 4), Layer())
+    return {"a shape": lambda: net[0](net[0].weight), "a layer": lambda: net[1:](0), "outside": lambda: [][0]}[wrong]()
+"""
+
+
+@pytest.mark.parametrize("wrong", ["a shape", "a layer", "outside"])
+def test_what_may_be_our_mistake_stays_as_it_is_though_a_layer_of_torchs_is_near(wrong):
+    ours = {"__name__": "manyheads.models", "nn": torch.nn}
+    exec(OURS, ours)
+    with pytest.raises((RuntimeError, IndexError)):
+        with_scope(ours, wrong)
+
+
+def with_scope(scope, given):
+    call = compile("with user_code('your code', surely=False): look(given)", "<ours>", "exec")
+    exec(call, {"__name__": "manyheads.rounds", "user_code": user_code, "look": scope["look"], "given": given})

@@ -26,29 +26,38 @@ class Passing(UserError):
 def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
     """Say in one line what goes wrong in the user's own code, and where; the cause stays behind it.
 
-    Not ``surely``: only where the code that fails was called by the user's.
+    Not ``surely``: only where the code that fails was called by the user's, or is a layer of torch's that refuses the
+    values it is given.
     """
     try:
         yield
     except UserError:
         raise
     except Exception as error:
-        place = _users_line(error)
-        if is_out_of_memory(error) or not (surely or place):
+        line, layer = _places(error)
+        # Shapes, of which torch says RuntimeError, were tried before: one that does not fit later is more likely ours.
+        refused = layer and isinstance(error, (ValueError, IndexError))
+        if is_out_of_memory(error) or not (surely or line or refused):
             raise
         said = str(error).strip().partition("\n")[0]
-        raise UserError(f"{what} fails{place}: {type(error).__name__}{f': {said}' if said else ''}") from error
+        raise UserError(f"{what} fails{line or layer}: {type(error).__name__}{f': {said}' if said else ''}") from error
 
 
-def _users_line(error: Exception) -> str:
-    """The last line of the user's that an error came through; empty: through none."""
-    found, at = "", error.__traceback__
+def _places(error: Exception) -> tuple[str, str]:
+    """The last line of the user's that an error came through, and the layer of torch's that it came out of; or ""."""
+    line, layer, at = "", "", error.__traceback__
     while at is not None:
-        package = str(at.tb_frame.f_globals.get("__name__")).partition(".")[0]
+        frame, module = at.tb_frame, str(at.tb_frame.f_globals.get("__name__"))
+        package = module.partition(".")[0]
         if package not in _NOT_THE_USERS and package not in sys.stdlib_module_names:
-            found = f" in {at.tb_frame.f_code.co_filename}, line {at.tb_lineno}"
+            line = f" in {frame.f_code.co_filename}, line {at.tb_lineno}"
+        elif package == "manyheads":
+            layer = ""
+        elif module.startswith("torch.nn.modules.") and frame.f_code.co_name == "forward":
+            failing = frame.f_locals["self"]
+            layer = f" in {type(failing).__name__}({failing.extra_repr()})"
         at = at.tb_next
-    return found
+    return line, layer
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -167,7 +167,7 @@ def test_what_only_wraps_a_net_is_refused_in_one_line(wrap: Callable[[nn.Module]
 
 
 def test_samples_that_do_not_fit_are_refused_unless_the_net_is_known() -> None:
-    with pytest.raises(UserError, match="fails on samples of shape 2x4"):
+    with pytest.raises(UserError, match=r"^on samples of shape 2x4 the model fails in "):
         build(module(), (2, 4), 4, example=torch.rand(4, 2, 4))
     assert build(module(), (2, 4), 4).groups == ("representation", "head")
 

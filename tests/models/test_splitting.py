@@ -153,6 +153,17 @@ class Locked(nn.Linear):
         self.lock = threading.Lock()
 
 
+class Squeezed(nn.Module):
+    """A net that takes a batch of one sample for no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.body(x).squeeze())
+
+
 @pytest.mark.parametrize(
     ("module", "head", "message"),
     [
@@ -164,8 +175,15 @@ class Locked(nn.Linear):
         (Custom(), "body.1", "head 'body.1' is not the last thing"),
         (Custom("softmax"), None, "head 'classifier' is not the last thing"),
         (nn.Linear(6, 3), None, "Linear has no layers to choose a head from"),
-        (nn.Linear(7, 3), "all", "fails on samples of shape 6: "),
-        (nn.LSTM(6, 3), "all", "must return one tensor"),
+        (nn.Linear(7, 3), "all", "on samples of shape 6 the model fails in Linear(in_features=7, out_features=3, "),
+        (nn.LSTM(6, 3), "all", "must return one tensor with a row for every sample: "),
+        (
+            chain(nn.GroupNorm(5, 5)),
+            None,
+            "on a single sample of shape 6, which every net must take, the model fails in"
+            " GroupNorm(5, 5, eps=1e-05, affine=True",
+        ),
+        (Squeezed(), None, "one tensor with a row for every sample of a batch, be it the only one (squeeze()"),
         (chain(nn.BatchNorm1d(5, momentum=None)), None, "nn.GroupNorm"),
         (Locked(), "all", "the model cannot be copied, as it is for every worker: cannot pickle '_thread.lock'"),
     ],
@@ -227,7 +245,9 @@ class Picky(nn.Module):
 
 
 def test_a_net_that_is_known_is_not_tried_again() -> None:
-    with pytest.raises(UserError, match="fails on samples of shape 6: a zero"):
+    with pytest.raises(
+        UserError, match=r"^on samples of shape 6 the model fails in .*splitting.py, line \d+: ValueError: a zero$"
+    ):
         split(Picky(), None, torch.zeros(2, 6))
     assert names(split(Picky(), None, torch.zeros(2, 6), known=True)) == names(split(Picky(), None, X + 2))
 

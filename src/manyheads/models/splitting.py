@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError, unknown, user_code
 from manyheads.models.dropout import Dropout
 from manyheads.models.layers import children, put, replace_layers, unshare_layers
 from manyheads.models.norm import BatchNorm, own_batchnorm
@@ -32,8 +32,12 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
             _try(module.eval(), example)
             module.train(training)
         whole = _copied(module).eval()
-        with torch_seed(0):
-            expected = None if known else _try(whole, example)
+        expected = None
+        if not known:
+            with torch_seed(0):
+                expected = _try(whole, example)
+                # The last batch of a pass may hold no more, and so may a worker's test samples.
+                _try(whole, example[:1])
         unshare_layers(whole)
         head = _last(whole) if head is None else head
         ends = known or _ends_with(whole, head, example)
@@ -153,14 +157,14 @@ def _copied(module: nn.Module) -> nn.Module:
 
 def _try(module: nn.Module, example: Tensor) -> Tensor:
     """The module's output; what goes wrong inside is the user's to mend."""
-    try:
+    shape, single = "x".join(map(str, example.shape[1:])), len(example) == 1
+    few = f"a single sample of shape {shape}, which every net must take," if single else f"samples of shape {shape}"
+    with user_code(f"on {few} the model"):
         # A copy: a net may change its inputs in place.
         output = module(example.clone())
-    except Exception as error:
-        shape = "x".join(map(str, example.shape[1:]))
-        raise UserError(f"the model fails on samples of shape {shape}: {_first_line(error)}") from error
     if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(example):
-        raise UserError("the model must return one tensor with a row for every sample: change its forward.")
+        alone = " of a batch, be it the only one (squeeze() would take its row away)" if single else ""
+        raise UserError(f"the model must return one tensor with a row for every sample{alone}: change its forward.")
     return output
 
 
