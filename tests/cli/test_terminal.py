@@ -30,6 +30,12 @@ def test_a_regressions_progress_is_no_accuracy(capsys: pytest.CaptureFixture) ->
     assert capsys.readouterr().out.startswith("round 1/1  score -0.25  loss")
 
 
+def test_progress_without_test_samples_has_no_score(capsys: pytest.CaptureFixture) -> None:
+    record = _record(1, majority_floor=None, accuracy_mean=float("nan"), workers_without_test=3)
+    list(terminal.follow([Step(1, 0.5, record)], 1, []))
+    assert capsys.readouterr().out.startswith("round 1/1  no test samples  loss 0.500")
+
+
 def test_quiet_shows_nothing_and_passes_everything_on(capsys: pytest.CaptureFixture) -> None:
     assert [s.round for s in terminal.follow(_steps(5), 5, ["a note"], quiet=True)] == [1, 2, 3, 4, 5]
     assert capsys.readouterr().out == ""

@@ -47,3 +47,16 @@ def test_a_regression_has_no_percentages() -> None:
     table = text.summary_table(values)
     assert "%" not in table and "accuracy" not in table and "score" in table
     assert text.summary_line(values).startswith("deprl: score -0.1235, ")
+
+
+@pytest.mark.parametrize("nothing", [None, float("nan")], ids=str)
+def test_where_nobody_has_test_samples_there_is_no_score(
+    monkeypatch: pytest.MonkeyPatch, nothing: float | None
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    scores = dict.fromkeys(("accuracy_mean", "accuracy_std", "accuracy_worst10", "accuracy_before_mixing"), nothing)
+    values = {**SUMMARY, **scores, "majority_floor": None, "workers_without_test": 3}
+    row, _, said = text.summary_table(values).splitlines()[-3:]
+    assert row.split()[:5] == ["deprl", "–", "–", "–", "–"]
+    assert said == "Nobody here has test samples: there is no score."
+    assert text.summary_line(values) == "deprl: no test samples, 3 rounds, 1:23 min"

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from manyheads.cli.terminal import FIRST_ROUND, while_waiting
-from manyheads.cli.text import score, score_name
+from manyheads.cli.text import outcome, score
 from manyheads.jobs import News
 from manyheads.units import human_seconds
 
@@ -85,10 +85,8 @@ class _Tally:
         self.failed += news.state == "failed"
         if news.record is not None:
             values = news.record.metrics()
-            name, field = (
-                ("validation", "accuracy_validation") if self.validation else (score_name(values), "accuracy_mean")
-            )
-            self.scores[news.job] = f"{name} {score(values, field)}"
+            held_out = f"validation {score(values, 'accuracy_validation')}"
+            self.scores[news.job] = held_out if self.validation else outcome(values)
 
     @property
     def done(self) -> int:

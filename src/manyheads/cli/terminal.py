@@ -8,7 +8,7 @@ from functools import partial
 from threading import Event, Thread, Timer
 from typing import TYPE_CHECKING, TypeVar
 
-from manyheads.cli.text import score, score_name
+from manyheads.cli.text import outcome
 from manyheads.units import human_bytes, human_seconds
 
 if TYPE_CHECKING:
@@ -125,8 +125,7 @@ class _Pace:
         round, since = self.first or (step.round - 1, self.began)
         self.first = self.first or (step.round, now)
         if step.record is not None:
-            values = step.record.metrics()
-            self.score = f"{score_name(values)} {score(values, 'accuracy_mean')}"
+            self.score = outcome(step.record.metrics())
         each = (now - since) / (step.round - round)
         rate = f"{1 / each:.1f} rounds/s" if each < 1 else f"{human_seconds(each)}/round"
         left = f"{human_seconds(each * (self.rounds - step.round))} left"

@@ -3,9 +3,12 @@
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from manyheads.units import human_bytes, human_seconds
+
+_NOTHING = "–"
 
 
 def headline(title: str, options: Mapping[str, Any]) -> str:
@@ -34,20 +37,20 @@ def summary_table(values: Mapping[str, Any]) -> str:
     """The outcome of a run, from its last record or summary: as a row or, where that is too wide, line by line."""
     cells = {
         ("", "algorithm"): str(values["algorithm"]),
-        ("", score_name(values)): (
-            f"{score(values, 'accuracy_mean')} ± {score(values, 'accuracy_std').removesuffix(' %')}"
-        ),
+        ("", score_name(values)): _with_spread(values),
         ("worst", "tenth"): score(values, "accuracy_worst10"),
         ("before", "mixing"): score(values, "accuracy_before_mixing"),
         ("majority", "floor"): score(values, "majority_floor"),
-        ("consensus", "error"): "–" if values["consensus_error"] is None else f"{values['consensus_error']:.3g}",
+        ("consensus", "error"): _NOTHING if values["consensus_error"] is None else f"{values['consensus_error']:.3g}",
         ("sent per", "worker"): human_bytes(values["bytes_sent_per_worker"]),
         ("", "time"): human_seconds(values["seconds"]),
     }
     text = table([*zip(*cells, strict=True)], [[*cells.values()]])
     if max(map(len, text.splitlines())) > columns():
         text = facts((" ".join(title).strip(), value) for title, value in cells.items())
-    if left_out := _left_out(values):
+    if _nobody_tested(values):
+        text += "\n\nNobody here has test samples: there is no score."
+    elif left_out := _left_out(values):
         text += f"\n\n{left_out} of these means: no test samples, or away."
     return text
 
@@ -59,12 +62,11 @@ def rounds(count: int) -> str:
 
 def summary_line(summary: Mapping[str, Any]) -> str:
     """The outcome of a run in one line."""
-    left_out = _left_out(summary)
-    return (
-        f"{summary['algorithm']}: {score_name(summary)} {score(summary, 'accuracy_mean')}"
-        f"{left_out and f' ({left_out})'}, worst tenth "
-        f"{score(summary, 'accuracy_worst10')}, {rounds(summary['rounds'])}, {human_seconds(summary['seconds'])}"
-    )
+    scores = outcome(summary)
+    if not _nobody_tested(summary):
+        left_out = _left_out(summary)
+        scores += f"{left_out and f' ({left_out})'}, worst tenth {score(summary, 'accuracy_worst10')}"
+    return f"{summary['algorithm']}: {scores}, {rounds(summary['rounds'])}, {human_seconds(summary['seconds'])}"
 
 
 def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]]) -> str:
@@ -79,17 +81,39 @@ def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]]) -> str
     return "\n".join([*map(line, header), rule, *map(line, body)])
 
 
+def outcome(values: Mapping[str, Any]) -> str:
+    """What a record's accuracies come to, in words."""
+    if _nobody_tested(values):
+        return "no test samples"
+    return f"{score_name(values)} {score(values, 'accuracy_mean')}"
+
+
 def score(values: Mapping[str, Any], name: str) -> str:
     """A value on the scale of a record's accuracies: a percentage, or the plain number of a regression's metric."""
     value = values[name]
-    if value is None:
-        return "–"
+    if not _is_known(value):
+        return _NOTHING
     return f"{value:.4g}" if values["majority_floor"] is None else f"{100 * value:.1f} %"
 
 
 def score_name(values: Mapping[str, Any]) -> str:
     """What a record's accuracies are: that, or a score by a regression's metric."""
     return "score" if values["majority_floor"] is None else "accuracy"
+
+
+def _with_spread(values: Mapping[str, Any]) -> str:
+    mean, spread = (score(values, name) for name in ("accuracy_mean", "accuracy_std"))
+    return mean if mean == _NOTHING else f"{mean} ± {spread.removesuffix(' %')}"
+
+
+def _nobody_tested(values: Mapping[str, Any]) -> bool:
+    """Whether a record's accuracies are means over no worker."""
+    return values["workers_without_test"] > 0 and not _is_known(values["accuracy_mean"])
+
+
+def _is_known(value: float | None) -> bool:
+    """Whether there is a number: what a record has as NaN is null in its file."""
+    return value is not None and not isnan(value)
 
 
 def _left_out(values: Mapping[str, Any]) -> str:
