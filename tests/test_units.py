@@ -1,8 +1,8 @@
-"""Sizes and times in words: where a unit ends and the next begins."""
+"""Sizes, times and numbers in words: where a unit ends and the next begins, and how fine a deviation is."""
 
 import pytest
 
-from manyheads.units import human_bytes, human_seconds
+from manyheads.units import human_bytes, human_seconds, no_finer, short
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,23 @@ def test_human_bytes(count: float, text: str) -> None:
 )  # fmt: skip
 def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.05586, "0.0559"), (-0.05, "-0.0500"), (0.0, "0.00"), (12.0, "12.0"), (100.2, "100"), (1.98e-6, "1.98e-06")],
+)
+def test_a_number_has_three_digits_of_whatever_size_it_is(value: float, text: str) -> None:
+    assert short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "text"),
+    [("0.0559", "0.000437", "0.0004"), ("-0.0500", "0.0312", "0.0312"), ("100", "3.26", "3"),
+     ("12.3", "4.1e-09", "0.0"),
+     ("0.00213", "1.41e-05", "0.00001"), ("1.98e-06", "1.41e-08", "0.01e-06"), ("90.0 %", "1.4 %", "1.4 %"),
+     ("100 kB", "3.2 kB", "3 kB"), ("1.2 MB", "30.1 kB", "30.1 kB"), ("1:23 min", "0.4 s", "0.4 s"),
+     ("1:23 min", "1:05 min", "1:05 min"), ("0.00496", "0.0413", "0.0413"), ("1.23e-05", "0.200", "0.200")],
+)  # fmt: skip
+def test_a_deviation_is_no_finer_than_its_mean(mean: str, deviation: str, text: str) -> None:
+    assert no_finer(deviation, mean) == text

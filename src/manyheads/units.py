@@ -1,4 +1,8 @@
-"""Sizes and times as people read them."""
+"""Sizes, times, numbers and their deviations as people read them."""
+
+import re
+
+_NUMBER = re.compile(r"(?P<digits>-?\d+\.?(?P<decimals>\d*))(?P<power>(e[+-]\d+)?)(?P<unit>( .+)?)")
 
 
 def human_bytes(count: float) -> str:
@@ -20,3 +24,21 @@ def human_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d} min"
     return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def short(value: float, digits: int = 3) -> str:
+    """A number of whatever size in so many digits: ``0.0559``, ``12.0``, ``1.98e-06``."""
+    return f"{value:#.{digits}g}".removesuffix(".")
+
+
+def no_finer(deviation: str, mean: str) -> str:
+    """A deviation with no more decimals than its mean, both as shown: ``0.000437`` beside ``0.0559`` is ``0.0004``.
+
+    One in another unit stays as it is, and so does one that would only become longer, as it is far above its mean.
+    """
+    ours, theirs = _NUMBER.fullmatch(deviation), _NUMBER.fullmatch(mean)
+    if ours is None or theirs is None or ours["unit"] != theirs["unit"]:
+        return deviation
+    scaled = float(ours["digits"] + ours["power"]) / float(f"1{theirs['power']}")
+    rounded = f"{scaled:.{len(theirs['decimals'])}f}{theirs['power']}{theirs['unit']}"
+    return min(rounded, deviation, key=len)

@@ -68,7 +68,7 @@ def test_a_long_run_to_come_counts_for_more(capsys: pytest.CaptureFixture, monke
 
 @pytest.mark.parametrize(
     ("validation", "floor", "said"),
-    [(False, 0.1, "accuracy -25.0 %"), (False, None, "score -0.25"), (True, 0.1, "validation 50.0 %")],
+    [(False, 0.1, "accuracy -25.0 %"), (False, None, "score -0.2500"), (True, 0.1, "validation 50.0 %")],
 )
 def test_a_score_carries_its_name(capsys: pytest.CaptureFixture, validation: bool, floor: float | None, said: str):
     values = {spec.name: 0.0 for spec in fields(Record) if spec.default is spec.default_factory is MISSING}

@@ -27,7 +27,7 @@ def _steps(rounds: int, every: int = 1, first: int = 0):
 
 def test_a_regressions_progress_is_no_accuracy(capsys: pytest.CaptureFixture) -> None:
     list(terminal.follow([Step(1, 0.5, _record(1, majority_floor=None, accuracy_mean=-0.25))], 1, []))
-    assert capsys.readouterr().out.startswith("round 1/1  score -0.25  loss")
+    assert capsys.readouterr().out.startswith("round 1/1  score -0.2500  loss")
 
 
 def test_progress_without_test_samples_has_no_score(capsys: pytest.CaptureFixture) -> None:

@@ -148,7 +148,7 @@ def test_a_grid_says_which_leads_are_more_than_noise(tmp_path: Path, write_run):
 def test_a_regression_is_not_in_percent(tmp_path: Path, write_run):
     _set(write_run(tmp_path / "a"), accuracy_mean=-0.25, majority_floor=None)
     assert title(open_comparison(tmp_path)) == "DePRL on digits"
-    assert verdict(open_comparison(tmp_path)) == "DePRL reaches -0.25."
+    assert verdict(open_comparison(tmp_path)) == "DePRL reaches -0.250."
 
 
 def test_nobody_is_ahead_alone_or_without_scores(tmp_path: Path, write_run):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from manyheads.report.drawing import Picture
 from manyheads.report.pictures import Axis, Line, colour_ends, curves, graph, similarity_map, spread
+from manyheads.units import short
 
 ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", 100)
@@ -73,6 +74,8 @@ def test_hovering_finds_every_point_where_it_is_drawn():
     picture = curves("a", [values], ROUND, ACCURACY)
     points = picture.hover["points"]
     assert points[0][2] == "DePRL · round 1 · 10.0 % ± 1.0 %"
+    errors = curves("a", [line(deviation=np.full(5, 0.000437))], ROUND, Axis("error", short))
+    assert errors.hover["points"][0][2] == "DePRL · round 1 · 0.100 ± 0.000"
     across, down = [x for x, _, _ in points], [y for _, y, _ in points]
     assert across == sorted(across)
     assert down == sorted(down, reverse=True)

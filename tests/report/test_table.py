@@ -3,6 +3,7 @@ from pathlib import Path
 
 from manyheads.report import table
 from manyheads.report.comparison import open_comparison
+from manyheads.report.findings import verdict
 from manyheads.report.latex import tabular
 
 
@@ -39,6 +40,20 @@ def test_a_regressions_scores_are_no_accuracies(tmp_path: Path, write_run):
         summary.write_text(json.dumps({**json.loads(summary.read_text()), "majority_floor": None}))
     assert table.headers(open_comparison(tmp_path))[:3] == ["score", "behind the best", "spread over workers"]
     assert [row.label for row in table.rows(open_comparison(tmp_path))] == ["DePRL", "Local"]
+
+
+def test_a_deviation_is_no_finer_than_its_mean_wherever_it_is_shown(tmp_path: Path, write_run):
+    for algorithm, scores in (("deprl", (0.0556, 0.0562)), ("local", (0.0353, 0.0352))):
+        for seed, score in enumerate(scores):
+            summary = write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed) / "summary.json"
+            values = {**json.loads(summary.read_text()), "majority_floor": None, "accuracy_mean": score}
+            summary.write_text(json.dumps(values))
+    comparison = open_comparison(tmp_path)
+    (best, second) = table.rows(comparison)
+    assert best.cells[0].text == "0.0559 ± 0.0004"
+    assert second.cells[1].text == "0.0206 ± 0.0003"
+    assert verdict(comparison).startswith("DePRL reaches 0.0559 ± 0.0004, 0.0206 (standard error 0.0003) ahead")
+    assert r"DePRL & $\mathbf{0.0559} \pm 0.0004$" in tabular(comparison)
 
 
 def test_the_number_of_seeds_is_shown_where_it_differs(tmp_path: Path, write_run):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
-from manyheads.units import human_bytes, human_seconds
+from manyheads.units import human_bytes, human_seconds, no_finer, short
 
 _NOTHING = "–"
 
@@ -41,7 +41,7 @@ def summary_table(values: Mapping[str, Any]) -> str:
         ("worst", "tenth"): score(values, "accuracy_worst10"),
         ("before", "mixing"): score(values, "accuracy_before_mixing"),
         ("majority", "floor"): score(values, "majority_floor"),
-        ("consensus", "error"): _NOTHING if values["consensus_error"] is None else f"{values['consensus_error']:.3g}",
+        ("consensus", "error"): _NOTHING if values["consensus_error"] is None else short(values["consensus_error"]),
         ("sent per", "worker"): human_bytes(values["bytes_sent_per_worker"]),
         ("", "time"): human_seconds(values["seconds"]),
     }
@@ -93,7 +93,7 @@ def score(values: Mapping[str, Any], name: str) -> str:
     value = values[name]
     if not _is_known(value):
         return _NOTHING
-    return f"{value:.4g}" if values["majority_floor"] is None else f"{100 * value:.1f} %"
+    return short(value, 4) if values["majority_floor"] is None else f"{100 * value:.1f} %"
 
 
 def score_name(values: Mapping[str, Any]) -> str:
@@ -103,7 +103,7 @@ def score_name(values: Mapping[str, Any]) -> str:
 
 def _with_spread(values: Mapping[str, Any]) -> str:
     mean, spread = (score(values, name) for name in ("accuracy_mean", "accuracy_std"))
-    return mean if mean == _NOTHING else f"{mean} ± {spread.removesuffix(' %')}"
+    return mean if mean == _NOTHING else f"{mean} ± {no_finer(spread, mean).removesuffix(' %')}"
 
 
 def _nobody_tested(values: Mapping[str, Any]) -> bool:

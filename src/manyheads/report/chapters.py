@@ -23,7 +23,7 @@ from manyheads.report.numbers import (
 )
 from manyheads.report.pictures import ROUND, Axis, Line, colour_ends
 from manyheads.topology import edges, positions
-from manyheads.units import human_bytes, human_seconds
+from manyheads.units import human_bytes, human_seconds, short
 
 _TERMS = {
     "theory_grad_phi": "|G_φ|²",
@@ -203,7 +203,7 @@ def _consensus(prefix: str, drawn: Sequence[_Drawn]) -> Chapter:
         if lines := _positive(_lines(drawn, "round", metric)):
             label = "consensus error" + (", relative to |φ̄|²" if metric.endswith("relative") else "")
             name = prefix + metric.replace("_", "-")
-            row.append(pictures.curves(name, lines, ROUND, Axis(label, _short, log=True)))
+            row.append(pictures.curves(name, lines, ROUND, Axis(label, short, log=True)))
     text = (
         "How far the workers' representations lie from their mean after mixing: (1/N) Σ |φᵢ − φ̄|², on a logarithmic "
         "axis. Where a server averages, the error is zero and there is no line."
@@ -216,7 +216,7 @@ def _theory(name: str, drawn: Sequence[_Drawn]) -> Chapter:
     for line, slug in zip(drawn, slugs(line.label for line in drawn), strict=True):
         terms = [(term, _Drawn(label, place, line.runs)) for place, (term, label) in enumerate(_TERMS.items())]
         if lines := _positive(found for term, drawn in terms for found in _lines([drawn], "round", term)):
-            axis = Axis(f"{line.label}: M(k) and its terms", _short, log=True)
+            axis = Axis(f"{line.label}: M(k) and its terms", short, log=True)
             row.append(pictures.curves(f"{name}-{slug}", lines, ROUND, axis))
     text = (
         "The paper's convergence measure M(k) and its terms, from full-batch gradients at the mean representation. "
@@ -237,10 +237,6 @@ def _positive(lines: Iterable[Line]) -> list[Line]:
     """The parts of some lines that a logarithmic axis can show."""
     kept = ((line, line.y > 0) for line in lines)
     return [replace(line, x=line.x[at], y=line.y[at], deviation=line.deviation[at]) for line, at in kept if at.any()]
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}"
 
 
 def _x_axis(metric: str, lines: Sequence[Line]) -> Axis:

@@ -15,6 +15,7 @@ from manyheads.own_code import changed
 from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.topology import brief
+from manyheads.units import short
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
 """What an algorithm without neighbours does not look at."""
@@ -108,7 +109,7 @@ class Comparison:
 
     def score(self, value: float) -> str:
         """A score for people, in its unit."""
-        return f"{100 * value:.1f}" if self.is_accuracy else f"{value:.3g}"
+        return f"{100 * value:.1f}" if self.is_accuracy else short(value)
 
     def at(self, setting: int) -> list[Finished]:
         """All runs of a setting."""

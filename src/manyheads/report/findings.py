@@ -9,6 +9,7 @@ from manyheads.algorithms.base import twins
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
+from manyheads.units import no_finer
 
 _MOST_NAMED = 3
 """Systems that the title names one by one."""
@@ -86,8 +87,9 @@ def outcome(comparison: Comparison, setting: int) -> str:
     if best is None or found is None:
         return ""
     unit = comparison.unit and f" {comparison.unit}"
-    deviation = f" ± {comparison.score(found.deviation)}" if found.deviation else ""
-    said = f"{comparison.systems[best].label} reaches {comparison.score(found.mean)}{deviation}{unit}"
+    mean = comparison.score(found.mean)
+    deviation = f" ± {no_finer(comparison.score(found.deviation), mean)}" if found.deviation else ""
+    said = f"{comparison.systems[best].label} reaches {mean}{deviation}{unit}"
     if any(map(_left_out, comparison.cells[best, setting])):
         said += _over(comparison.cells[best, setting])
     said += f"{_ahead(comparison, setting, best)}."
@@ -125,13 +127,14 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
     if lead is None:
         return ""
     second, gap = lead
-    error = "" if gap.error is None else f" (standard error {comparison.score(gap.error)})"
+    mean = comparison.score(gap.mean)
+    error = "" if gap.error is None else f" (standard error {no_finer(comparison.score(gap.error), mean)})"
     noise = {
         None: " (one seed: no error is known)",
         True: "",
         False: f", which {gap.count} seeds do not tell from noise",
     }[lead.beyond_chance]
-    margin = f"{comparison.score(gap.mean)}{' points' if comparison.unit else ''}{error}"
+    margin = f"{mean}{' points' if comparison.unit else ''}{error}"
     ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))
     return f", {margin} ahead of {comparison.systems[second].label}{theirs if theirs != ours else ''}{noise}"
 

@@ -7,6 +7,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, shown, words
 from manyheads.report.findings import caveats
 from manyheads.report.numbers import Stat, at_end, best_system, majority_floor
+from manyheads.units import no_finer
 
 _ESCAPES = str.maketrans(
     {
@@ -89,10 +90,10 @@ def _best_shown(comparison: Comparison, setting: int) -> str | None:
 def _cell(found: Stat | None, show: Callable[[float], str], *, best: str | None = None) -> str:
     if found is None:
         return "--"
-    mean = _number(show(found.mean))
-    mean = rf"\mathbf{{{mean}}}" if show(found.mean) == best else mean
-    deviation = "" if found.deviation is None else rf" \pm {_number(show(found.deviation))}"
-    return f"${mean}{deviation}$"
+    mean = show(found.mean)
+    printed = rf"\mathbf{{{_number(mean)}}}" if mean == best else _number(mean)
+    deviation = "" if found.deviation is None else rf" \pm {_number(no_finer(show(found.deviation), mean))}"
+    return f"${printed}{deviation}$"
 
 
 def _number(text: str) -> str:

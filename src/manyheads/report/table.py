@@ -7,7 +7,7 @@ from typing import Literal
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, Setting, passes_over, shown
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor
-from manyheads.units import human_bytes, human_seconds
+from manyheads.units import human_bytes, human_seconds, no_finer, short
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,6 @@ class Column:
     """How a value reads; None: as a score."""
     best: Literal["highest", "lowest"] | None = None
     meaning: str = ""
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}"
 
 
 COLUMNS = (
@@ -54,7 +50,7 @@ COLUMNS = (
         meaning="The same mean between local training and mixing: what the workers score with models fresh from their "
         "own data. With order mix-train these are the models that the round before has ended with.",
     ),
-    Column("consensus_error", "consensus error", _short),
+    Column("consensus_error", "consensus error", short),
     Column("bytes_sent_per_worker", "sent per worker", human_bytes),
     Column(
         "seconds",
@@ -149,8 +145,9 @@ def _cells(comparison: Comparison, system: int, setting: int) -> list[Cell]:
 def _cell(found: Stat | None, show: Callable[[float], str], *, best: bool = False) -> Cell:
     if found is None:
         return _EMPTY
-    deviation = f" ± {show(found.deviation)}" if found.deviation else ""
-    return Cell(show(found.mean) + deviation, found.mean, best)
+    mean = show(found.mean)
+    deviation = f" ± {no_finer(show(found.deviation), mean)}" if found.deviation else ""
+    return Cell(mean + deviation, found.mean, best)
 
 
 def _behind(comparison: Comparison, system: int, setting: int) -> Cell:
@@ -159,8 +156,9 @@ def _behind(comparison: Comparison, system: int, setting: int) -> Cell:
     gap = None if best is None else difference(comparison, setting, best, system)
     if gap is None or best == system:
         return Cell("–", None if gap is None else 0.0)
-    error = "" if gap.error is None else f" ± {comparison.score(gap.error)}"
-    return Cell(comparison.score(gap.mean) + error, gap.mean)
+    mean = comparison.score(gap.mean)
+    error = "" if gap.error is None else f" ± {no_finer(comparison.score(gap.error), mean)}"
+    return Cell(mean + error, gap.mean)
 
 
 def _uneven(comparison: Comparison) -> bool:
