@@ -67,5 +67,5 @@ def test_away_for_too_long(tmp_path: Path) -> None:
         "From round 5 on worker 1 was away.",
         "From round 7 on worker 1 was away.",
         "From round 9 on all workers were there again.",
-        "Worker 1 went on in round 9 with the state of round 0.",
+        "Worker 1 went on in round 9 with first weights.",
     ]

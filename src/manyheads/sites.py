@@ -38,8 +38,8 @@ class Sites:
             self.disturbances.append(f"From round {round + 1} on all workers were there again.")
         for behind, whose in zip(rounds, self.placement, strict=True):
             if behind < round:
-                who = _workers(whose).capitalize()
-                self.disturbances.append(f"{who} went on in round {round + 1} with the state of round {behind}.")
+                who, what = _workers(whose).capitalize(), f"the state of round {behind}" if behind else "first weights"
+                self.disturbances.append(f"{who} went on in round {round + 1} with {what}.")
         kept = {"workers": [*workers], "away": self._since, "disturbances": self.disturbances}
         write_json(folder / SITE, kept)
         return round

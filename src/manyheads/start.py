@@ -75,6 +75,11 @@ def take_up(session: Session, saver: Saver) -> Start:
         everywhere = [*map(int, processes.texts(str(round)))]
         round = sites.take_up(directory.path, session.ctx.network.workers, everywhere)
         session.notes.extend(sites.disturbances)
+        if snapshot is None and round > 0:
+            session.notes.append(
+                f"{directory.path} holds no checkpoint to go on from, and the other sites have trained {round} rounds:"
+                " this one begins with first weights. If it has trained before, stop it and give the --out it had."
+            )
         if processes.decide(sites.overdue()):
             raise sites.given_up()
     if session.sharers.rank == 0:

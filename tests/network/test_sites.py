@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -226,6 +227,23 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
         assert everywhere is not None and everywhere["disturbances"][-1] == told
     assert None not in back.workers()[-1]["accuracy"]
     assert json.loads((at_site(folders[0], 2) / "site.json").read_text())["away"] == {}
+
+
+def test_a_site_that_returns_without_its_folder_is_told_that_it_begins_with_first_weights(start_together, folders):
+    loud = [word for word in TRAIN if word != "--quiet"]
+    words = ("train", "deprl", *loud, "--workers", 2, "--out", "run", "--rounds")
+    at_hosts = {"folders": folders[1:], "machines": (0, 1)}
+    for process in start_together(2, PROGRAM, *words, 2, **at_hosts):
+        assert process.status() == 0, process.text()
+    shutil.rmtree(folders[2] / "run")
+    stayed, returned = start_together(2, PROGRAM, *words, 3, **at_hosts)
+    assert (stayed.status(), returned.status()) == (0, 0), stayed.text() + returned.text()
+    told = (
+        "note: run/site-1 holds no checkpoint to go on from, and the other sites have trained 2 rounds: this one begins"
+    )
+    assert told in returned.text() and "first weights. If it has trained before, stop it" in returned.text()
+    assert "holds no checkpoint" not in stayed.text()
+    assert "note: Worker 1 went on in round 3 with first weights." in stayed.text()
 
 
 def test_a_site_goes_on_with_as_many_processes_as_before(start_together, tmp_path: Path) -> None:
