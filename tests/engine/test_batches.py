@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from manyheads.engine.batches import Source, dropout_base, dropout_key, num_batches, plan
+from manyheads.engine.batches import Passes, Source, dropout_base, dropout_key, num_batches, plan
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, cross_entropy, single_head
+from manyheads.randomness import generator
 
 SIZES = st.integers(0, 40)
 SOURCES = st.builds(Source, st.integers(0, 5), st.integers(1, 12), st.booleans())
@@ -59,6 +60,15 @@ def test_steps_are_the_first_batches_of_as_many_passes_as_it_takes():
     assert len(short) == 5
     for a, b in zip(short, long, strict=False):
         assert np.array_equal(a, b)
+
+
+def test_every_pass_is_drawn_by_a_generator_of_its_own():
+    passes = Passes(phase_of(Epochs(2)), Source(3, 4, False), round=5)
+    # Of two workers in turn: they are drawn apart all the same.
+    for epoch, orders in enumerate(zip(passes(9, worker=0), passes(10, worker=7), strict=True)):
+        for worker, order in zip((0, 7), orders, strict=True):
+            rng = generator(3, "body", worker=worker, round=5, epoch=epoch)
+            assert np.array_equal(order, rng.permutation(len(order)))
 
 
 def test_every_name_of_a_draw_counts():

@@ -1,6 +1,6 @@
 """Which samples make up each mini-batch: a pure function of seed, worker, round and stream, alike for every engine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -38,23 +38,44 @@ def num_batches(size: int, amount: Epochs | Steps, source: Source) -> int:
     return amount.count * per_pass if isinstance(amount, Epochs) else amount.count
 
 
+class Passes:
+    """The passes of a phase over the workers' samples: what ``generator(...).permutation(size)`` gives for each."""
+
+    def __init__(self, phase: Phase, source: Source, round: int) -> None:
+        self.amount, self.source, self.round = phase.amount, source, round
+        # One for all of them, set anew for each: to make a generator takes longer than to draw from it.
+        self._rng = generator(source.seed, phase.stream)
+        self._state = self._rng.bit_generator.state
+
+    def __call__(self, size: int, worker: int) -> Iterator[np.ndarray]:
+        """Positions in the shard of a worker with ``size`` samples, pass by pass, as far as its mini-batches go."""
+        left, batch_size = num_batches(size, self.amount, self.source), self.source.batch_size
+        # A batch of one sample, where it is left out, is always the last of its pass.
+        used = size - (self.source.skip_single and size % batch_size == 1)
+        epoch = 0
+        while left:
+            order = self._order(size, worker, epoch)[: min(used, left * batch_size)]
+            left, epoch = left - ceil(len(order) / batch_size), epoch + 1
+            yield order
+
+    def _order(self, size: int, worker: int, epoch: int) -> np.ndarray:
+        self._state["state"]["counter"][:] = (0, worker, self.round, epoch)
+        self._rng.bit_generator.state = self._state
+        return self._rng.permutation(size)
+
+
 def plan(
     size: int, phase: Phase, source: Source, *, worker: int, round: int, go_on: Callable[[], None] = lambda: None
 ) -> Plan:
     """Positions in the worker's shard of every mini-batch of a phase; the last of a pass keeps its true size.
 
-    ``go_on`` is called before each pass, of which there may be many: to raise what stops it.
+    ``go_on`` is called in each pass, of which there may be many: to raise what stops it.
     """
-    total = num_batches(size, phase.amount, source)
     batches: Plan = []
-    epoch = 0
-    while len(batches) < total:
+    for order in Passes(phase, source, round)(size, worker):
         go_on()
-        order = generator(source.seed, phase.stream, worker=worker, round=round, epoch=epoch).permutation(size)
-        parts = [order[start : start + source.batch_size] for start in range(0, size, source.batch_size)]
-        batches += [part for part in parts if len(part) > 1 or not source.skip_single]
-        epoch += 1
-    return batches[:total]
+        batches += [order[start : start + source.batch_size] for start in range(0, len(order), source.batch_size)]
+    return batches
 
 
 def dropout_base(source: Source, phase: Phase, *, worker: int, round: int) -> int:

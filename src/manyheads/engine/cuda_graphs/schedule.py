@@ -1,14 +1,14 @@
-"""Every mini-batch of a phase as arrays: the batches of ``engine.batches.plan``, drawn faster."""
+"""Every mini-batch of a phase, or of a pass without mini-batches, as arrays."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from manyheads.data.shards import Shards
-from manyheads.engine.batches import Source, dropout_base, num_batches
+from manyheads.engine.batches import Passes, Source, dropout_base
 from manyheads.engine.phase import Phase
-from manyheads.randomness import generator
 
 _NARROWEST = 8
 """Steps of fewer samples are no faster."""
@@ -22,16 +22,22 @@ class Schedule:
     """The rows of the workers that have batches, [W']."""
     lengths: np.ndarray
     """Batches of each, [W']."""
-    starts: np.ndarray
-    """Where each one's batches begin, [W']."""
     entries: np.ndarray
     """Entries of the shards, [T, B]; a short batch is padded with the worker's first."""
     counts: np.ndarray
     """True sizes, [T]."""
-    steps: np.ndarray
-    """Place of each batch in its worker's phase, [T]."""
     bases: np.ndarray
     """Where each worker's dropout keys are counted from, [W']."""
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """Where each one's batches begin, [W']."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Place of each batch in its worker's phase, [T]."""
+        return np.arange(len(self.counts)) - np.repeat(self.starts, self.lengths)
 
     def samples(self) -> np.ndarray:
         """How many samples each worker sees, [W']."""
@@ -52,65 +58,34 @@ class Schedule:
 def schedule(
     shards: Shards, rows: Sequence[int], ids: Sequence[int], phase: Phase, source: Source, round: int
 ) -> Schedule:
-    """The batches of some workers' rows in one phase of one round."""
-    sizes, size = shards.sizes, source.batch_size
-    lengths = {row: num_batches(sizes[row], phase.amount, source) for row in rows}
-    order = tuple(sorted((row for row in rows if lengths[row]), key=lambda row: -lengths[row]))
-    draw = _Orders(source.seed, phase.stream, round)
-    taken: list[np.ndarray] = []
-    counts: list[np.ndarray] = []
-    for row in order:
-        left, epoch = lengths[row], 0
-        # A batch of one sample, where it is left out, is always the last of its pass.
-        pass_size = sizes[row] - (source.skip_single and sizes[row] % size == 1)
-        while left:
-            positions = draw(sizes[row], ids[row], epoch)[: min(pass_size, left * size)]
-            full, rest = divmod(len(positions), size)
-            counts.append(np.array([size] * full + [rest] * (rest > 0)))
-            taken.append(positions + shards.offsets[row])
-            left, epoch = left - len(counts[-1]), epoch + 1
-    all_counts = np.concatenate([np.zeros(0, dtype=np.int64), *counts])
-    each = np.array([lengths[row] for row in order], dtype=np.int64)
-    starts = np.cumsum(each) - each
-    first = np.array([shards.offsets[row] for row in order], dtype=np.int64)
-    entries = np.repeat(first, each)[:, None].repeat(size, axis=1)
-    if taken:
-        entries[np.arange(size) < all_counts[:, None]] = np.concatenate(taken)
-    bases = [dropout_base(source, phase, worker=ids[row], round=round) for row in order]
-    steps = np.arange(len(entries)) - np.repeat(starts, each)
-    return Schedule(order, each, starts, entries, all_counts, steps, np.array(bases, dtype=np.int64))
+    """The batches of some workers' rows in one phase of one round: those of ``engine.batches.plan``."""
+    passes = Passes(phase, source, round)
+    drawn = {row: list(passes(shards.sizes[row], ids[row])) for row in rows}
+    return _cut(shards, drawn, source.batch_size, lambda row: dropout_base(source, phase, worker=ids[row], round=round))
 
 
 def in_widths(shards: Shards, rows: Sequence[int], width: int) -> Schedule:
     """Some workers' own samples in order, ``width`` at a time."""
-    own = [np.arange(shards.offsets[row], shards.offsets[row + 1]) for row in rows]
-    lengths = {row: -(-len(here) // width) for row, here in zip(rows, own, strict=True)}
-    order = tuple(sorted((row for row in rows if lengths[row]), key=lambda row: -lengths[row]))
-    each = np.array([lengths[row] for row in order], dtype=np.int64)
-    starts = np.cumsum(each) - each
-    sizes = np.array([shards.sizes[row] for row in order], dtype=np.int64)
-    steps = np.arange(each.sum()) - np.repeat(starts, each)
-    first = np.repeat(np.array([shards.offsets[row] for row in order], dtype=np.int64), each)
-    counts = np.minimum(np.repeat(sizes, each) - steps * width, width)
-    place = np.arange(width)
-    entries = (first + steps * width)[:, None] + np.where(place < counts[:, None], place, 0)
-    return Schedule(order, each, starts, entries, counts, steps, np.zeros(len(order), dtype=np.int64))
+    return _cut(shards, {row: [np.arange(shards.sizes[row])] for row in rows}, width, lambda row: 0)
+
+
+def _cut(shards: Shards, passes: Mapping[int, Sequence[np.ndarray]], size: int, base: Callable[[int], int]) -> Schedule:
+    """Each row's passes, positions in its shard, cut into batches of ``size``; the last of a pass has its true size."""
+    lengths = {row: sum(-(-len(order) // size) for order in own) for row, own in passes.items()}
+    rows = tuple(sorted((row for row in passes if lengths[row]), key=lambda row: -lengths[row]))
+    each = np.array([lengths[row] for row in rows], dtype=np.int64)
+    first = np.array([shards.offsets[row] for row in rows], dtype=np.int64)
+    bases = np.array([base(row) for row in rows], dtype=np.int64)
+    orders = [order + shards.offsets[row] for row in rows for order in passes[row]]
+    samples = np.array([len(order) for order in orders], dtype=np.int64)
+    batches = -(-samples // size)
+    counts = np.full(batches.sum(), size)
+    counts[np.cumsum(batches) - 1] -= batches * size - samples
+    entries = np.repeat(first, each)[:, None].repeat(size, axis=1)
+    entries[np.arange(size) < counts[:, None]] = np.concatenate([np.zeros(0, dtype=np.int64), *orders])
+    return Schedule(rows, each, entries, counts, bases)
 
 
 def narrowest(count: int, width: int) -> int:
     """The power of two, of at least eight and at most ``width``, that holds ``count`` samples with the least waste."""
     return min(width, max(_NARROWEST, 1 << (count - 1).bit_length()))
-
-
-class _Orders:
-    """``generator(...).permutation(size)`` for many workers, without making a generator for each."""
-
-    def __init__(self, seed: int, stream: str, round: int) -> None:
-        self.rng = generator(seed, stream)
-        self.state = self.rng.bit_generator.state
-        self.round = round
-
-    def __call__(self, size: int, worker: int, epoch: int) -> np.ndarray:
-        self.state["state"]["counter"][:] = (0, worker, self.round, epoch)
-        self.rng.bit_generator.state = self.state
-        return self.rng.permutation(size)
