@@ -601,9 +601,7 @@ def rows_on_host(bench: Bench) -> None:
         algorithm, ctx = session.experiment.algorithm, session.ctx
         plan = plan_memory(
             ctx.model,
-            num_workers=workers,
-            input_shape=(3, 32, 32),
-            num_samples=len(session.federation.train.x),
+            session.federation.train,
             batch_size=128,
             precision=Precision(str(session.experiment.precision)),
         )

@@ -1,5 +1,7 @@
 """The parts of the engine for GPUs: schedules, layouts, kinds of phases, memory plans, footprints."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -184,19 +186,19 @@ def test_a_footprint_counts_and_names_what_cannot_be_captured() -> None:
 
 
 def test_memory_is_counted_before_the_start() -> None:
-    options = {"input_shape": (3, 8, 8), "num_samples": 1000, "batch_size": 16}
     slots = Precision(deterministic=True)
-    small, large = (plan_memory(make_net(), num_workers=n, precision=slots, **options) for n in (10, 1000))
+    few, many = (replace(make_shards([1000 // n] * n), x=torch.zeros(1000, 3, 8, 8)) for n in (10, 1000))
+    small, large = (plan_memory(make_net(), train, batch_size=16, precision=slots) for train in (few, many))
     assert small.row == (4 * 27 + 4 + 144 * 2 + 2) * 4
     assert large.device - small.device == 990 * small.row * 3
     assert small.largest(large.device) == 1000
     assert not small.stacked
-    stacked = plan_memory(make_net(), num_workers=10, **options)
+    stacked = plan_memory(make_net(), few, batch_size=16)
     assert (stacked.stacked, stacked.lanes) == (True, 10)
     assert stacked.lane > 16 * 4 * 36 * 27, "there is room for the patches of a batch"
-    heavy = plan_memory(make_net(), num_workers=10, **options | {"batch_size": 10**7})
+    heavy = plan_memory(make_net(), few, batch_size=10**7)
     assert not heavy.stacked, "a step that keeps the device busy alone"
-    twice = plan_memory(make_net(), num_workers=10, precision=slots, extra_rows=1.0, **options)
+    twice = plan_memory(make_net(), few, batch_size=16, precision=slots, extra_rows=1.0)
     assert (twice.rows, twice.work) == (2 * small.rows, small.work)
     assert settle(large, large.device) == large
     assert {label.split()[0] for label, _ in describe(large)} >= {"rows", "training:", "data"}

@@ -51,9 +51,7 @@ def run(args: argparse.Namespace) -> None:
     federation = deal(experiment, dataset)
     plan = plan_memory(
         initial_model(experiment, federation),
-        num_workers=experiment.workers,
-        input_shape=federation.input_shape,
-        num_samples=len(federation.train.x),
+        federation.train,
         batch_size=experiment.recipe.batch_size,
         precision=Precision(str(experiment.precision)),
         extra_rows=experiment.algorithm.extra_rows,

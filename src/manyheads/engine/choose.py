@@ -86,16 +86,9 @@ def _cuda_graphs(
     workload: Workload, footprint: Footprint, precision: Precision, extra_rows: float, notes: list[str]
 ) -> Engine:
     """The engine for GPUs, with as many slots as fit."""
-    train = workload.train
+    model, train, batch_size = workload.model, workload.train, workload.source.batch_size
     needed = plan_memory(
-        workload.model,
-        num_workers=len(workload.ids),
-        input_shape=tuple(train.x.shape[1:]),
-        num_samples=len(train.x),
-        batch_size=workload.source.batch_size,
-        precision=precision,
-        footprint=footprint,
-        extra_rows=extra_rows,
+        model, train, batch_size=batch_size, precision=precision, footprint=footprint, extra_rows=extra_rows
     )
     free = free_memory(train.x.device)
     host = memory.available()
@@ -108,7 +101,7 @@ def _cuda_graphs(
     return CudaGraphsEngine(
         workload,
         precision=precision,
-        num_slots=choose_slots(footprint, workload.source.batch_size) if plan.stacked else plan.lanes,
+        num_slots=choose_slots(footprint, batch_size) if plan.stacked else plan.lanes,
         num_stacked=plan.lanes if plan.stacked else int(_STACKED_HEADS * free) // plan.row,
         stack_images=plan.stacked,
         rows_on_host=plan.rows_on_host,

@@ -1,11 +1,11 @@
 """How much memory a run on a GPU will need, before it starts: rows, slots or stacked chunks, activations, data."""
 
 from dataclasses import dataclass, replace
-from math import prod
 
 import torch
 from torch import nn
 
+from manyheads.data.shards import Shards
 from manyheads.engine.cuda_graphs.compiled import wanted
 from manyheads.engine.cuda_graphs.footprint import Footprint, footprint_of
 from manyheads.engine.cuda_graphs.forward import WIDTH
@@ -82,21 +82,19 @@ class MemoryPlan:
 
 def plan_memory(
     model: Split,
+    train: Shards,
     *,
-    num_workers: int,
-    input_shape: tuple[int, ...],
-    num_samples: int,
     batch_size: int,
     precision: Precision | None = None,
     footprint: Footprint | None = None,
     extra_rows: float = 0.0,
 ) -> MemoryPlan:
-    """What ``num_workers`` workers of a net need, over a pool of ``num_samples`` samples.
+    """What the workers of a net need who train on some shards.
 
     ``extra_rows``: what the algorithm's state holds of a worker beside its net, in sizes of that.
     """
-    precision = precision or Precision()
-    footprint = footprint or footprint_of(model, input_shape)
+    precision, num_workers = precision or Precision(), train.num_workers
+    footprint = footprint or footprint_of(model, tuple(train.x.shape[1:]))
     number = next((p.element_size() for p in model.parameters()), 4)
     weights = sum(p.numel() for p in model.parameters())
     row = weights * number + sum(b.numel() * b.element_size() for b in statistics(model).values())
@@ -109,7 +107,7 @@ def plan_memory(
     activations = numbers * width * (2 if precision.low else number)
     lanes = num_workers if stacked else choose_slots(footprint, batch_size)
     images = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
-    data = num_samples * prod(input_shape) * number * (2 if images else 1)
+    data = train.x.numel() * number * (2 if images else 1)
     data += sum(c.numel() * c.element_size() for c in constants_of(model).values())
     return MemoryPlan(num_workers, row, round(row * (1 + extra_rows)), stacked, lanes, at_work + activations, data)
 
