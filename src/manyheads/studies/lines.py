@@ -8,7 +8,7 @@ import numpy as np
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import at_end, curve
 from manyheads.report.pictures import Axis, Line
-from manyheads.studies.results import Results, shared_seeds
+from manyheads.studies.results import Results
 
 TIME = Axis("simulated seconds", lambda value: f"{value:.3g} s")
 ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", factor=100, share=True)
@@ -25,10 +25,8 @@ def across(label: str, colour: int, results: Results, key: str, metric: str, **p
 
     It goes through the seeds that all its points have, or else its shape would be that of the seeds.
     """
-    all_runs = {value: results.runs(**{key: value}, **place) for value in results.values(key)}
-    recorded = {value: runs for value, runs in all_runs.items() if runs}
-    found = [at_end(runs, metric) for runs in shared_seeds(recorded.values())]
-    there = [(value, stat) for value, stat in zip(recorded, found, strict=True) if stat is not None]
+    found = {value: at_end(runs, metric) for value, runs in results.alike(key, **place).items()}
+    there = [(value, stat) for value, stat in found.items() if stat is not None]
     if not there:
         return []
     x, y, deviation = zip(*((value, stat.mean, stat.deviation or 0.0) for value, stat in there), strict=True)

@@ -77,6 +77,11 @@ class Results:
         """The runs at a place, one for each seed."""
         return [run for trial, run in self.recorded if place.items() <= trial.place.items()]
 
+    def alike(self, key: str, **place: Any) -> dict[Any, list[Finished]]:
+        """The runs at a place by another part of it, where any are recorded, with the seeds that all of these have."""
+        there = {value: runs for value in self.values(key) if (runs := self.runs(**{key: value}, **place))}
+        return dict(zip(there, shared_seeds(there.values()), strict=True))
+
     def stat(self, metric: str, **place: Any) -> Stat | None:
         """A metric after the last round, over seeds; None: no such run is recorded."""
         return at_end(self.runs(**place), metric)

@@ -18,7 +18,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end, stat
 from manyheads.report.pictures import Axis, Line, curves
 from manyheads.studies.published import SpeedCell, data_title, speeds
-from manyheads.studies.results import Report, Results, beside, in_percent, over_seeds, percent, shared_seeds
+from manyheads.studies.results import Report, Results, beside, in_percent, over_seeds, percent
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -158,10 +158,8 @@ def _rounds_to_target(results: Results, measure: str, **place: Any) -> tuple[flo
 
     No rounds where the values of some number of workers never fall.
     """
-    runs = {count: here for count in results.values("workers") if (here := results.runs(workers=count, **place))}
-    falls = {
-        count: _falling(here, measure) for count, here in zip(runs, shared_seeds(runs.values()), strict=True) if here
-    }
+    runs = results.alike("workers", **place)
+    falls = {count: _falling(here, measure) for count, here in runs.items() if here}
     if len(falls) < 2 or any(values[-1] == values[0] for _, values in falls.values()):
         return 0.0, {}
     target = max(float(values[-1]) for _, values in falls.values())
@@ -182,9 +180,7 @@ def time_to_accuracy(run: Finished, target: float) -> float | None:
 
 def _by_workers(results: Results, time: Callable[[Finished], float | None], **place: Any) -> dict[int, float]:
     """A time for each number of workers, over the seeds that all of them have."""
-    recorded = {count: runs for count in results.values("workers") if (runs := results.runs(workers=count, **place))}
-    alike = zip(recorded, shared_seeds(recorded.values()), strict=True)
-    found = {count: stat(map(time, runs)) for count, runs in alike}
+    found = {count: stat(map(time, runs)) for count, runs in results.alike("workers", **place).items()}
     return {count: value.mean for count, value in found.items() if value is not None and value.mean > 0}
 
 
