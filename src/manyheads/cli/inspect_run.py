@@ -36,10 +36,11 @@ def run(args: argparse.Namespace) -> None:
     done = records[-1]["round"] if records else 0
     name = description["algorithm"]["name"]
     print(headline(title_of(name), {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
+    unfinished = f"not complete; continues from round {latest_round(args.directory / CHECKPOINT)}"
     lines = [
         ("seed", str(description["seed"])),
         ("rounds", f"{done} of {description['rounds']}"),
-        ("state", "complete" if run.finished else _unfinished(latest_round(args.directory / CHECKPOINT))),
+        ("state", "complete" if run.finished else unfinished),
         *_unusual(description),
     ]
     if run.damaged_lines:
@@ -71,10 +72,6 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if name not in said and value is not None and usual.get(name) != value:
             # What follows from a run is nobody's option.
             yield ("learned by", value) if name == "learned_by" else ("option", f"{flag(name)} {_shown(value)}")
-
-
-def _unfinished(checkpoint: int) -> str:
-    return f"not complete; continues from round {checkpoint}"
 
 
 def _shown(value: Any) -> str:

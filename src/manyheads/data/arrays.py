@@ -57,11 +57,10 @@ def from_arrays(
     whole numbers 0..C-1 [samples], or floats [samples, ...] for a regression. ``user`` [samples] says who recorded a
     sample. Without a test part ``hold_out`` chooses one.
     """
+    inputs, targets = _samples(name, x, y)
     if x_test is None and y_test is None:
-        inputs, targets = _samples(name, x, y)
         who = None if user is None else _users(name, user, len(inputs))
         return _dataset(name, *_pools(inputs, targets, who, None), num_classes)
-    inputs, targets = _samples(name, x, y)
     inputs_test, targets_test = _samples(f"{name}: the test part", x_test, y_test)
     who = who_test = None
     if user is not None and user_test is not None:

@@ -130,7 +130,7 @@ class LocalEngine:
             if batches is None:
                 positions = np.arange(here.start, here.stop)
             else:
-                first = Phase(phase.stream, phase.update, batches, phase.optimizer, phase.objective)
+                first = replace(phase, amount=batches)
                 drawn = plan(train.sizes[row], first, self.work.source, worker=self.work.ids[row], round=round)
                 positions = np.concatenate([*drawn, np.empty(0, np.int64)]) + here.start
             constants = {name: leaf[row] for name, leaf in phase.constants.items()}

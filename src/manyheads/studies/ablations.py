@@ -21,10 +21,6 @@ _WORKERS = (16, 32, 64, 128)
 _LOSS = Axis("train loss", lambda value: f"{value:.3f}")
 
 
-def _loss_grid(size: Size) -> list[Trial]:
-    return ladder(size, ["deprl"])
-
-
 def _loss(results: Results, report: Report) -> None:
     report.parts.append(
         "DePRL's train loss: each worker's over all its samples after a round's local training, mean over workers."
@@ -105,7 +101,7 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
 
 
 STUDIES = (
-    Study("loss", "Training loss of DePRL by number of workers", _loss_grid, _loss),
+    Study("loss", "Training loss of DePRL by number of workers", partial(ladder, algorithms=["deprl"]), _loss),
     Study("tau", "Accuracy by head epochs", _tau_grid, _tau),
     Study("workers", "Accuracy by number of workers", _workers_grid, partial(_accuracy_by, "workers", "workers")),
 )

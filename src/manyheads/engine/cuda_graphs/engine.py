@@ -289,12 +289,8 @@ class CudaGraphsEngine:
 
     def _finish(self, params: Params) -> None:
         """Rows in host memory can be read, or let go of, by anyone: wait until nothing is on the way any more."""
-        if self._on_host(params):
+        if any(leaf.device != self.device for leaf in params.values()):
             torch.cuda.synchronize(self.device)
-
-    def _on_host(self, params: Params) -> bool:
-        """Whether rows stream from host memory."""
-        return any(leaf.device != self.device for leaf in params.values())
 
 
 def _recorded(made: dict[Key, Made], key: Key, make: Callable[[], Made], record: Callable[[Made], None]) -> Made:

@@ -26,7 +26,7 @@ from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import clip_factors
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.dropout import dropouts
-from manyheads.models.norm import BatchNorm
+from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, statistics, twin
 from manyheads.tree import Params, add_prefix, group, leading
 
@@ -39,7 +39,7 @@ def stackable(model: Split, *, images: bool) -> bool:
 
     Statistics would need masks, and convolutions outside of chains would become grouped ones, which are slow.
     """
-    if statistics(model) or any(isinstance(layer, BatchNorm) for layer in model.modules()):
+    if statistics(model) or has_batchnorm(model):
         return False
     return is_chain(model, images=images) or not has_convolutions(model)
 
