@@ -19,7 +19,7 @@ from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
 from manyheads.data.partition import parse_split
 from manyheads.data.test_split import TestSplit
-from manyheads.engine.phase import EngineName, Loss
+from manyheads.engine.phase import EngineName, Loss, PrecisionName
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown, user_code
 from manyheads.identity import described
@@ -31,8 +31,6 @@ from manyheads.topology import is_graph, parse_graph
 
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 1e8
 """Seconds that torch's timers can count."""
-
-Precision = Literal["float64", "float32", "tf32", "bf16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +86,7 @@ class Experiment:
     """Factor on the rates after each round."""
     schedule: Schedule = "decay"
     """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
-    precision: Precision | None = None
+    precision: PrecisionName | None = None
     """Numbers of the training: float64, float32, tf32 or bf16. Default: tf32 on a GPU, else float32."""
     step_seconds: float | None = None
     """Simulated seconds of a worker's mini-batch. Default: the net's on one core (manyheads inspect speed)."""

@@ -102,6 +102,9 @@ class Progress:
 EngineName = Literal["auto", "loop", "batched", "cuda-graphs"]
 """What a user may ask for; ``auto`` is the fastest of the others."""
 
+PrecisionName = Literal["float64", "float32", "tf32", "bf16"]
+"""The numbers of a training; tf32 and bf16 are a GPU's."""
+
 
 class Engine(Protocol):
     """How local phases run: the only code that touches forward and backward. Pure: no argument is changed."""

@@ -10,8 +10,9 @@ from typing import Any
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.compare import SEEDS
 from manyheads.data import Dataset
+from manyheads.engine.phase import PrecisionName
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment, Precision, Runtime, flat, option_defaults
+from manyheads.experiment import Experiment, Runtime, flat, option_defaults
 from manyheads.new_workers import NewWorkers
 from manyheads.parts import resolve
 
@@ -109,7 +110,7 @@ class Size:
     seeds: tuple[int, ...] = SEEDS
     stand_in: str | None = None
     """The data set that takes the place of all others."""
-    precision: Precision = "float32"
+    precision: PrecisionName = "float32"
 
     @property
     def quick(self) -> bool:

@@ -4,14 +4,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
+from manyheads.engine.phase import PrecisionName
 from manyheads.errors import unknown
 
-PRECISIONS = ("float64", "float32", "tf32", "bf16")
 _MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 
@@ -23,8 +23,8 @@ class Precision:
     deterministic: bool = False
 
     def __post_init__(self) -> None:
-        if self.name not in PRECISIONS:
-            raise unknown("precision", self.name, PRECISIONS)
+        if self.name not in get_args(PrecisionName):
+            raise unknown("precision", self.name, get_args(PrecisionName))
 
     @property
     def low(self) -> bool:
