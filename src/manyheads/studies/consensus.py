@@ -12,9 +12,10 @@ from manyheads.studies.published import data_title
 from manyheads.studies.results import NOTHING, Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
+from manyheads.units import short
 
 _RATES = {"falling": {}, "constant": {"decay": 1.0}}
-_ERROR = Axis("consensus error", lambda value: f"{value:.3g}", log=True)
+_ERROR = Axis("consensus error", short, log=True)
 
 
 def _grid(size: Size) -> list[Trial]:
@@ -42,8 +43,8 @@ def _report(results: Results, report: Report) -> None:
                 for line in along(label, place, runs, "round", "consensus_error"):
                     peak = int(line.y.argmax())
                     rows.append(
-                        [data_title(data), f"{dirichlet:g}", rate, f"{line.y[peak]:.3g}", f"{line.x[peak]:g}",
-                         f"{line.y[-1]:.3g}", f"{line.y[-1] / line.y[peak]:.2f}" if line.y[peak] else NOTHING]
+                        [data_title(data), f"{dirichlet:g}", rate, short(line.y[peak]), f"{line.x[peak]:g}",
+                         short(line.y[-1]), f"{line.y[-1] / line.y[peak]:.2f}" if line.y[peak] else NOTHING]
                     )  # fmt: skip
                     lines.append(replace(line, dashed=rate == "constant"))
         if lines:

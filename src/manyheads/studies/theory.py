@@ -23,6 +23,7 @@ from manyheads.report.pictures import Axis, Line, curves
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import GRAPHS, Size, Trial, complete
+from manyheads.units import short
 
 _INPUTS, _OUTPUTS = 6, 2
 _SAMPLES, _TEST_SAMPLES = 64, 4
@@ -176,7 +177,7 @@ def _drawn(name: str, points: list[tuple[int, int, float]]) -> Picture:
     lines.append(Line("as 1/√K", 7, x, first * (x / x[0]) ** -0.5, np.zeros_like(x), dashed=True))
     axes = (
         Axis("rounds K", lambda v: f"K = {v:g}", log=True, whole=True),
-        Axis("mean of M(k)", lambda v: f"{v:.3g}", log=True),
+        Axis("mean of M(k)", short, log=True),
     )
     return curves(name, lines, *axes)
 
