@@ -300,7 +300,7 @@ def test_failures_are_a_function_of_seed_and_round(seed, round):
         ({"graph": "ring", "worker_failure": -0.1}, "--worker-failure -0.1"),
         ({"graph": "ring", "worker_failure": float("nan")}, "--worker-failure nan"),
         ({"graph": "torus", "num_workers": 7}, "use 6 or 8 workers"),
-        ({"graph": "in-neighbours:8", "weights": "uniform"}, "use in-neighbours:7"),
+        ({"graph": "in-neighbours:8", "weights": "uniform"}, "at most in-neighbours:7"),
     ],
 )
 def test_wrong_options_are_refused_in_one_line(options, says):
