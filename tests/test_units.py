@@ -25,7 +25,7 @@ def test_human_seconds(seconds: float, text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.05586, "0.0559"), (-0.05, "-0.0500"), (0.0, "0.00"), (12.0, "12.0"), (100.2, "100"), (1.98e-6, "1.98e-06")],
+    [(0.05586, "0.0559"), (-0.05, "-0.0500"), (0.0, "0"), (12.0, "12.0"), (100.2, "100"), (1.98e-6, "1.98e-06")],
 )
 def test_a_number_has_three_digits_of_whatever_size_it_is(value: float, text: str) -> None:
     assert short(value) == text

@@ -28,7 +28,7 @@ def human_seconds(seconds: float) -> str:
 
 def short(value: float, digits: int = 3) -> str:
     """A number of whatever size in so many digits: ``0.0559``, ``12.0``, ``1.98e-06``."""
-    return f"{value:#.{digits}g}".removesuffix(".")
+    return f"{value:#.{digits}g}".removesuffix(".") if value else "0"
 
 
 def no_finer(deviation: str, mean: str) -> str:

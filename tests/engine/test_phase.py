@@ -2,7 +2,7 @@
 
 import torch
 
-from manyheads.engine.phase import accuracy, cross_entropy, single_head
+from manyheads.engine.phase import Progress, accuracy, cross_entropy, single_head
 
 
 def test_cross_entropy_is_per_sample():
@@ -22,3 +22,8 @@ def test_single_head_reads_the_head():
     y = torch.tensor([0, 1, 2, 0])
     outputs = {"generic": -scores, "head": scores, "other": -scores}
     assert torch.equal(single_head(cross_entropy)(outputs, y, {}), cross_entropy(scores, y))
+
+
+def test_a_phase_that_is_over_is_not_going_on():
+    assert str(Progress()) == str(Progress(82, 82)) == ""
+    assert str(Progress(1000, 8200)) == "1,000 of 8,200 mini-batches"

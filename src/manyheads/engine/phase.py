@@ -90,13 +90,13 @@ class Evaluation:
 
 @dataclass
 class Progress:
-    """How far the phase that is going on has come, for people who wait: mini-batches, over all hosted workers."""
+    """How far a phase has come, for people who wait: mini-batches, over all hosted workers; nothing when it is over."""
 
     done: int = 0
     total: int = 0
 
     def __str__(self) -> str:
-        return f"{self.done:,} of {self.total:,} mini-batches" if self.total else ""
+        return f"{self.done:,} of {self.total:,} mini-batches" if self.done < self.total else ""
 
 
 EngineName = Literal["auto", "loop", "batched", "cuda-graphs"]
