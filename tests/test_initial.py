@@ -1,8 +1,10 @@
 """First weights: equal for all, a function of the seed, and drawn without touching anybody's random numbers."""
 
 import copy
+import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -28,6 +30,28 @@ def test_the_first_weights_are_equal_for_all_and_a_function_of_the_seed(lab):
         assert leaf.shape[0] == 4 and (leaf == leaf[0]).all()
         assert torch.equal(leaf, two[name])
         assert not torch.equal(leaf, other[name])
+
+
+class Drawn(nn.Linear):
+    """A layer that draws its weights from numpy's generator and from Python's."""
+
+    def reset_parameters(self) -> None:
+        with torch.no_grad():
+            self.weight.copy_(torch.from_numpy(np.random.normal(size=self.weight.shape)))  # noqa: NPY002
+            self.bias.fill_(random.random())
+
+
+def test_a_factory_may_draw_from_numpy_and_python(lab):
+    def net() -> nn.Module:
+        return nn.Sequential(Drawn(6, 5), nn.ReLU(), Drawn(5, 3))
+
+    def first(seed: int) -> dict[str, torch.Tensor]:
+        algorithm = DePRL(heads="random")
+        return algorithm.init(lab.opened(lab.tiny(algorithm, model=net, seed=seed)).ctx).params
+
+    one, two, other = first(1), first(1), first(2)
+    for name, leaf in one.items():
+        assert torch.equal(leaf, two[name]) and not torch.equal(leaf, other[name])
 
 
 def test_a_regression_has_an_output_for_every_number_of_a_target(lab):

@@ -1,5 +1,6 @@
 """Draws are functions of their names, and look random."""
 
+import random
 import threading
 
 import hypothesis
@@ -8,7 +9,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from manyheads.randomness import generator, hashed, key, stream_id, torch_seed
+from manyheads.randomness import every_seed, generator, hashed, key, stream_id, torch_seed
 
 NAMES = st.tuples(
     st.integers(0, 2**64 - 1), st.sampled_from(["head", "body", "mask/3"]), st.integers(0, 10**6), st.integers(0, 10**6)
@@ -56,6 +57,30 @@ def test_torchs_generator_is_put_back():
     with pytest.raises(RuntimeError), torch_seed(4):
         raise RuntimeError
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_every_generator_is_seeded_and_put_back():
+    """numpy's, too, which takes no seed as long as ours are."""
+
+    def draw() -> list[float]:
+        return [random.random(), np.random.random(), torch.rand(()).item()]  # noqa: NPY002 (a factory may do so)
+
+    def places() -> list[object]:
+        return [random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()]  # noqa: NPY002
+
+    before = places()
+    with every_seed(2**63 - 1):
+        first = draw()
+    with pytest.raises(RuntimeError), every_seed(2**63 - 1):
+        assert draw() == first
+        raise RuntimeError
+    assert places() == before
+    with every_seed(1):
+        assert not set(draw()) & set(first)
+    with every_seed(3), torch_seed(3):
+        ours = torch.rand(3)
+    with torch_seed(3):
+        assert torch.equal(torch.rand(3), ours)
 
 
 def test_a_thread_that_seeds_torch_waits_for_another_that_has():

@@ -25,7 +25,7 @@ from manyheads.errors import UserError, flag, unknown, user_code
 from manyheads.identity import described
 from manyheads.models import Split, build
 from manyheads.models.registry import Norm
-from manyheads.randomness import key, torch_seed
+from manyheads.randomness import every_seed, key
 from manyheads.recipes import Recipe, step_seconds
 from manyheads.topology import is_graph, parse_graph
 
@@ -202,7 +202,7 @@ class Experiment:
 
         It is tried on ``example``, some samples [B, ...]; without any it is taken as one that has been tried before.
         """
-        with torch_seed(seed):
+        with every_seed(seed):
             net = build(self.recipe.model, input_shape, num_outputs, head=self.head, norm=self.norm, example=example)
         # Not by net.to(), which would leave complex numbers nothing but their real part.
         return self.algorithm.prepare(net.double() if self.dtype == torch.float64 else net.float())

@@ -14,7 +14,7 @@ from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import DTYPES
 from manyheads.models.split import Split, constants_of, drawn_layers, hold_still, statistics
-from manyheads.randomness import key, torch_seed
+from manyheads.randomness import every_seed, key
 from manyheads.tree import Params, shapes, stack
 
 
@@ -76,7 +76,7 @@ def random_heads(model: Split, seed: int, ids: tuple[int, ...]) -> Params:
 
     def draw(worker: int) -> Params:
         head = copy.deepcopy(model.get_submodule("head"))
-        with torch_seed(key(seed, "heads", worker=worker)):
+        with every_seed(key(seed, "heads", worker=worker)):
             for layer in drawn_layers(head):
                 cast(Any, layer).reset_parameters()
         return {f"head.{name}": p.detach() for name, p in head.named_parameters()}

@@ -1,6 +1,7 @@
 """Every random draw as a pure function of (seed, worker, round, stream, step, layer): nothing is ever stored."""
 
 import hashlib
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,6 +51,20 @@ def torch_seed(seed: int) -> Iterator[None]:
     with _TORCH, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+@contextmanager
+def every_seed(seed: int) -> Iterator[None]:
+    """The same for numpy's and Python's global generators as well, from which the user's own code may draw."""
+    with torch_seed(seed):
+        ours, numpys = random.getstate(), np.random.get_state()  # noqa: NPY002 (it is put back)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002 (the user's code draws from it)
+        try:
+            yield
+        finally:
+            random.setstate(ours)
+            np.random.set_state(numpys)  # noqa: NPY002 (as above)
 
 
 def hashed(key: Tensor, count: int) -> Tensor:

@@ -226,7 +226,7 @@ def _watched(net: Split, example: Tensor) -> Split:
 
 
 def _outside_generators() -> tuple[object, ...]:
-    """Where the generators stand that no run seeds."""
+    """Where the generators stand that are seeded for first weights alone."""
     _, numbers, *rest = np.random.get_state()  # noqa: NPY002 (it is the user's who may draw from it)
     return random.getstate(), np.asarray(numbers).tobytes(), rest
 
