@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -401,6 +402,113 @@ def test_statistics_must_be_changed_in_place() -> None:
 
     with pytest.raises(UserError, match=r"representation\.2\.mean a new tensor: change it in place"):
         split(chain(Mean()), None, X)
+
+
+class Remembering(nn.Module):
+    """Does something with what it holds whenever it is called in train mode."""
+
+    def __init__(self, held: object, do: Callable[[Any, Tensor], object]) -> None:
+        super().__init__()
+        self._held, self.do = held, do
+
+    def forward(self, x: Tensor) -> Tensor:
+        change = self.do(self, x.detach()) if self.training else 0
+        return x + change if isinstance(change, Tensor) else x
+
+
+def _average(own: Any, x: Tensor) -> Tensor:
+    own._held = 0.9 * own._held + 0.1 * x.mean(0)
+    return -own._held
+
+
+def _average_in_place(own: Any, x: Tensor) -> Tensor:
+    return -own._held.mul_(0.9).add_(0.1 * x.mean(0))
+
+
+def _count(own: Any, x: Tensor) -> None:
+    own._held += 1
+
+
+def _append(own: Any, x: Tensor) -> None:
+    own._held["means"].append(x.mean())
+
+
+def _exchange(own: Any, x: Tensor) -> Tensor:
+    before, own._held = own._held, x.mean(0)
+    return before
+
+
+@pytest.mark.parametrize(
+    ("held", "do"),
+    [
+        (torch.zeros(5), _average),
+        (torch.zeros(5), _average_in_place),
+        (np.zeros(1), _count),
+        (0, _count),
+        (np.int64(0), _count),
+        ({"means": []}, _append),
+    ],
+)
+def test_what_is_carried_on_outside_of_buffers_is_refused(held: object, do: Callable[[Any, Tensor], object]) -> None:
+    """One module serves all workers of a process, and no checkpoint would hold it."""
+    with pytest.raises(UserError, match=r"forward carries representation\.2\._held on .* \(register_buffer\)"):
+        split(chain(Remembering(held, do)), None, X)
+
+
+def test_a_buffer_that_is_not_kept_carries_nothing_on_either() -> None:
+    for persistent in (True, False):
+        layer = Remembering(None, _average_in_place)
+        del layer._held
+        layer.register_buffer("_held", torch.zeros(5), persistent=persistent)
+        if persistent:
+            assert split(chain(layer), None, X).moving == ("representation.2._held",)
+        else:
+            with pytest.raises(UserError, match=r"forward carries representation\.2\._held on from batch to batch"):
+                split(chain(layer), None, X)
+
+
+@pytest.mark.parametrize(
+    ("held", "do"),
+    [
+        (torch.zeros(5), _exchange),
+        (np.random.default_rng(0), lambda own, x: torch.tensor(own._held.random())),
+        (iter(range(99)), lambda own, x: torch.tensor(next(own._held))),
+    ],
+    ids=["previous batch", "generator", "iterator"],
+)
+def test_what_is_carried_on_out_of_sight_shows_in_the_output(held: object, do: Callable[[Any, Tensor], object]) -> None:
+    with pytest.raises(UserError, match="forward gives samples another output when it has seen others before"):
+        split(chain(Remembering(held, do)), None, X)
+
+
+def _cache(own: Any, x: Tensor) -> Tensor:
+    own._held = torch.arange(5.0) if own._held is None else own._held
+    return own._held
+
+
+def _note(own: Any, x: Tensor) -> None:
+    own._held = {"last": [x, float("nan"), object(), x.to_sparse()]}
+
+
+endless: list[object] = []
+endless.extend([endless, endless])
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Remembering(None, _cache),
+        Remembering(None, _note),
+        Remembering(endless, lambda own, x: None),
+        Remembering(torch.eye(5).to_sparse(), lambda own, x: None),
+        nn.utils.spectral_norm(nn.Linear(5, 5)),
+        nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)),
+    ],
+    ids=["cache", "note", "endless", "sparse", "old norm", "new norm"],
+)
+def test_caches_and_notes_of_the_last_batch_carry_nothing_on(layer: nn.Module) -> None:
+    layer.register_buffer("constant", torch.ones(1).expand(5))
+    split(chain(layer), None, X)
 
 
 @pytest.mark.parametrize(

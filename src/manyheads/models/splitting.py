@@ -2,8 +2,11 @@
 
 import copy
 import random
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
+from numbers import Number
 
 import numpy as np
 import torch
@@ -15,6 +18,10 @@ from manyheads.models.layers import children, put, replace_layers, unshare_layer
 from manyheads.models.norm import BatchNorm, own_batchnorm
 from manyheads.models.split import Split, statistics
 from manyheads.randomness import torch_seed
+from manyheads.tree import as_bytes
+
+_TORCHS_OWN = vars(nn.Module()).keys()
+"""Attributes that every module has: its tensors, its children, its hooks and its mode."""
 
 
 def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool = False) -> Split:
@@ -191,6 +198,9 @@ def _own_dropout(layer: nn.Module) -> nn.Module | None:
 def _watched(net: Split, example: Tensor) -> Split:
     """Find what draws random numbers, what looks beyond the sample, and what moves, by trials in train mode.
 
+    Refuse what would pass from one worker to the next: what is not alike after the same samples from the same buffers.
+    A cache is, once it is made, and so is what is only noted of the last batch, as a map of attention.
+
     One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
     """
     trial = copy.deepcopy(net)
@@ -209,16 +219,34 @@ def _watched(net: Split, example: Tensor) -> Split:
         for layer in trial.modules():
             if isinstance(layer, BatchNorm):
                 layer.eval()
-        beside_others, beside_itself = run(example)[0], run(example[[0] * len(example)])[0]
+        held = {name: buffer.clone() for name, buffer in kept.items()}
+        beside_others, noted = run(example), _noted(trial, kept)
+        beside_itself, alone = run(example[[0] * len(example)]), dict(seen.first_rows)
+        for name, buffer in kept.items():
+            # Only what moves can be written to: a constant may be one number, expanded.
+            if not torch.equal(buffer, held[name]):
+                buffer.copy_(held[name])
+        again, noted_again = run(example), _noted(trial, kept)
     for name, buffer in kept.items():
         if trial.get_buffer(name) is not buffer:
             raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
     if _outside_generators() != outside:
         raise UserError("the model's forward draws from Python's random or numpy's: draw from torch, which runs seed.")
+    for name, value in noted_again.items():
+        if value != noted.get(name):
+            raise UserError(
+                f"the model's forward carries {name} on from batch to batch, and one module serves many workers: carry"
+                " nothing on, or let it be a buffer of the state_dict (register_buffer), of which each has its own."
+            )
+    if not _alike(again, beside_others):
+        raise UserError(
+            "the model's forward gives samples another output when it has seen others before: let buffers"
+            " (register_buffer) carry on what it must remember, and draw from torch's generator, which runs seed."
+        )
     net.random = tuple(seen.drew)
     net.moving = tuple(name for name, buffer in kept.items() if not torch.equal(buffer, before[name]))
-    net.mixes_samples = not _alike(beside_others, beside_itself)
-    net.varying = tuple(name for name, row in expected.items() if not _alike(seen.first_rows[name], row))
+    net.mixes_samples = not _alike(beside_others[0], beside_itself[0])
+    net.varying = tuple(name for name, row in expected.items() if not _alike(alone[name], row))
     for name, module in list(net.named_modules()):
         if isinstance(module, Dropout) and name in often:
             put(net, name, nn.Dropout(module.p))
@@ -229,6 +257,33 @@ def _outside_generators() -> tuple[object, ...]:
     """Where the generators stand that are seeded for first weights alone."""
     _, numbers, *rest = np.random.get_state()  # noqa: NPY002 (it is the user's who may draw from it)
     return random.getstate(), np.asarray(numbers).tobytes(), rest
+
+
+def _noted(net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, object]:
+    """What the modules hold at the moment beside parameters and the buffers in ``kept``, as far as can be told."""
+    held: dict[str, object] = {name: buffer for name, buffer in net.named_buffers() if name not in kept}
+    for name, module in net.named_modules():
+        held |= {f"{name}.{own}": value for own, value in vars(module).items() if own not in _TORCHS_OWN}
+    noted = {}
+    for name, value in held.items():
+        # A sparse tensor has no bytes, and a list may contain itself.
+        with suppress(RuntimeError):
+            noted[name] = _now(value)
+    return noted
+
+
+def _now(value: object) -> object:
+    """What numbers and words a value holds at the moment, to be compared with what it holds later."""
+    if isinstance(value, Tensor):
+        return bytes(as_bytes(value))
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, dict):
+        return [(_now(key), _now(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple, set, frozenset, deque)):
+        return [_now(item) for item in value]
+    # As words: no NaN is equal to another.
+    return repr(value) if isinstance(value, (Number, np.bool_, str)) else None
 
 
 class _Seen:
