@@ -111,6 +111,61 @@ def test_a_loss_that_fails_is_told_in_one_line(lab):
         lab.opened(lab.tiny(DePRL(), loss=wrong))
 
 
+class Cut(torch.nn.Module):
+    """A net whose gradients end somewhere."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where, self.unused = where, torch.nn.Linear(6, 5)
+        self.body, self.out = torch.nn.Linear(6, 5), Last(where)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(self.training and self.where != "no_grad"):
+            features = self.body(x).tanh()
+        return self.out(features.detach() if self.where == "features" else features)
+
+
+class Last(torch.nn.Linear):
+    def __init__(self, where: str) -> None:
+        super().__init__(5, 3)
+        self.where = where
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        if self.where == "weights":
+            return torch.nn.functional.linear(input, self.weight.detach())
+        output = super().forward(input)
+        return output.detach() if self.where == "output" else output
+
+
+@pytest.mark.parametrize(
+    ("where", "missed"),
+    [("output", "model"), ("features", "representation"), ("no_grad", "representation"), ("weights", "head")],
+)
+def test_what_no_gradient_comes_to_is_named(lab, where, missed):
+    for algorithm in (DePRL(), FedRoD()):
+        with pytest.raises(
+            UserError, match=rf"^no gradient comes to the {missed}: take detach\(\) and no_grad\(\) out"
+        ):
+            lab.opened(lab.tiny(algorithm, model=Cut(where)))
+
+
+def test_gradients_need_come_neither_to_every_parameter_nor_to_what_is_not_trained(lab):
+    for algorithm in (DePRL(), FedRoD()):
+        lab.opened(lab.tiny(algorithm, model=Cut("nowhere")))
+    held = Cut("features")
+    for layer in (held.body, held.unused):
+        layer.requires_grad_(requires_grad=False)
+    lab.opened(lab.tiny(DePRL(), model=held))
+
+
+def test_a_loss_that_lets_no_gradient_through_is_refused(lab):
+    def wrong(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(output.detach(), y, reduction="none")
+
+    with pytest.raises(UserError, match=r"^no gradient comes through the loss: let torch's functions compute it"):
+        lab.opened(lab.tiny(DePRL(), loss=wrong))
+
+
 class Reader(torch.nn.Module):
     """Looks whole numbers up in a table."""
 

@@ -7,14 +7,15 @@ from torch import Tensor, nn
 
 from manyheads.algorithms.base import Algorithm, Context
 from manyheads.data import Federation
-from manyheads.engine.phase import Loss
+from manyheads.engine.phase import Loss, cross_entropy
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, user_code
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import few_of
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split
-from manyheads.randomness import generator
+from manyheads.randomness import generator, torch_seed
+from manyheads.tree import group
 
 
 def check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
@@ -29,17 +30,20 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
             "or choose another algorithm."
         )
     x, y = few_of(federation.train.x, 3).to(experiment.dtype), few_of(federation.train.y, 3)
+    y = y.to(experiment.dtype) if y.is_floating_point() else y
     net = copy.deepcopy(model).eval()
     looked_up = _lookups(net)
     with torch.no_grad(), user_code("the model"):
-        output = net(x)
+        # A copy: a net may change its inputs in place.
+        output = net(x.clone())
     if federation.pixels is not None:
         _check_lookups(looked_up)
     if experiment.loss is None:
         _check_scores(output, federation)
     for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
         if function is not None:
-            _check_per_sample(name, function, output, y.to(experiment.dtype) if y.is_floating_point() else y)
+            _check_per_sample(name, function, output, y)
+    _check_gradients(experiment.loss or cross_entropy, net, x, y)
     if experiment.transform is not None:
         _check_transform(experiment.transform, experiment, federation)
 
@@ -133,6 +137,32 @@ def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> N
             f"the {name} of a sample depends on the others beside it: take each by itself, and see that the shapes of "
             f"output {_form(output)} and target {_form(y)} fit."
         )
+
+
+def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
+    """Refuse a net or a loss that lets no gradient come to a group: engines would fail there, or learn nothing.
+
+    Single parameters may do without, as those of branches that are not used.
+    """
+    # In train mode: some nets compute no gradients in the other.
+    with torch_seed(0), user_code("the model"):
+        output = net.train()(x)
+    if not output.requires_grad:
+        raise UserError("no gradient comes to the model: take detach() and no_grad() out of its forward.")
+    with user_code("the loss"):
+        losses = loss(output, y)
+    if not losses.requires_grad:
+        raise UserError("no gradient comes through the loss: let torch's functions compute it, without detach().")
+    names, parameters = zip(*net.named_parameters(), strict=True)
+    with user_code("the gradient of the loss"):
+        gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+    reached = {group(name) for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+    for missed in net.groups:
+        if missed not in reached:
+            raise UserError(
+                f"no gradient comes to the {missed}: take detach() and no_grad() out of the model's forward, or give"
+                " what is not to be trained requires_grad=False."
+            )
 
 
 def _check_transform(transform: Transform, experiment: Experiment, federation: Federation) -> None:
