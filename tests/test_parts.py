@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, FedRep, Local
-from manyheads.data import Dataset
+from manyheads.data import Dataset, load
 from manyheads.data.arrays import from_arrays, from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -142,6 +143,13 @@ def test_labels_that_count_from_one_are_noted(lab, classes):
     experiment = complete(lab.tiny(DePRL(), data=data, split="iid"))
     noted = [note for note in deal(experiment, data).notes if note.startswith("no sample is of class 0: where labels")]
     assert len(noted) == from_one
+
+
+def test_what_a_file_leaves_to_say_is_noted(lab, tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.ones((40, 6)), y=np.arange(40) % 2, users=np.arange(40))
+    data = load(tmp_path / "mine.npz")
+    experiment = complete(lab.tiny(DePRL(), data=data, split="iid"))
+    assert any("not read: users" in note for note in deal(experiment, data).notes)
 
 
 def test_a_site_that_lacks_class_0_is_not_told_to_number_classes_anew(lab):

@@ -66,7 +66,7 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
         validation=experiment.validation,
         seed=experiment.root,
     )
-    notes = federation.notes
+    notes = dataset.notes + federation.notes
     # A site may well lack a class; were it to number the others anew, they would no longer be those of other sites.
     whole = hosted is None and dataset.num_classes is not None
     if whole and torch.cat([dataset.y_train, dataset.y_test]).min() > 0:

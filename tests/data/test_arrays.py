@@ -49,6 +49,20 @@ def test_bytes_are_pixels_and_floats_are_targets(tmp_path: Path) -> None:
     assert torch.isclose(pool.sum(), torch.from_numpy(images / 255).sum().float())
 
 
+def test_npz_with_a_test_part_is_what_the_same_arrays_are_in_memory(tmp_path: Path) -> None:
+    content = {"x": X[:40], "y": Y[:40], "x_test": X[40:], "y_test": Y[40:], "user": Y[:40], "user_test": Y[40:]}
+    file, memory = load(save(tmp_path, **content)), arrays.from_arrays(**content)
+    assert np.allclose(file.x_train.numpy(), X[:40]) and np.allclose(file.x_test.numpy(), X[40:])
+    assert file.digest() == memory.digest() and not file.notes
+
+
+def test_arrays_that_nobody_reads_are_noted(tmp_path: Path) -> None:
+    data = load(save(tmp_path, x=X, y=Y, users=Y, **{"cl\x1basses": list("abcde")}))
+    (note,) = data.notes
+    assert note.startswith(f"{tmp_path / 'mine.npz'}: not read: users, cl?asses; an npz can have x, y, x_test, ")
+    assert data.user_train is None
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -68,6 +82,15 @@ def test_bytes_are_pixels_and_floats_are_targets(tmp_path: Path) -> None:
         ({"x": X, "y": Y, "user": np.arange(3)}, "user is int64"),
         ({"x": X, "y": Y, "split": np.full(50, "val")}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(50, "train")}, "test part is empty"),
+        ({"x": X, "y": Y, "x_test": X, "split": Y}, r"has split, and a test part .* beside it: leave one out\."),
+        ({"x": X, "y": Y, "x_test": X}, "the test part lacks y"),
+        ({"x": X, "y": Y, "user_test": Y}, "the test part lacks x"),
+        ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, r"samples are \[4\] for training and \[2\] for test"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y, "user_test": Y}, "users of one part only"),
+        (
+            {"x": X, "y": Y, "x_test": X, "y_test": Y, "user": Y, "user_test": Y[:, None]},
+            r"user_test is int64 \[50, 1\]; give one",
+        ),
         ({"x": X, "y": np.array([object()] * 50)}, r"not an npz of plain arrays.*no objects \(number words by"),
         ({"x": X[:0], "y": Y[:0]}, "train part is empty"),
     ],
@@ -153,8 +176,8 @@ def test_arrays_in_memory_are_copied() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"x_test": X}, "x or y but not both"),
-        ({"y_test": Y}, "x or y but not both"),
+        ({"x_test": X}, "the test part lacks y; give both"),
+        ({"y_test": Y}, "the test part lacks x; give both"),
         ({"x_test": X, "y_test": Y / 2}, "int64 for training and torch.float32 for test"),
         ({"x_test": X.astype(np.uint8), "y_test": Y}, "x is torch.float32 for training and torch.uint8 for test"),
         ({"x_test": X, "y_test": Y, "user": Y}, "users of one part only"),

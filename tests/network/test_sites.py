@@ -268,11 +268,12 @@ def test_files_are_named_by_worker(tmp_path: Path) -> None:
         files.is_per_worker("a/site-{worker}.npz") and not files.is_per_worker("digits") and not files.is_per_worker(3)
     )
     for worker in (0, 2):
-        np.savez(tmp_path / f"w{worker}.npz", x=np.full((6, 2), float(worker)), y=np.arange(6) % 2)
+        np.savez(tmp_path / f"w{worker}.npz", x=np.full((6, 2), float(worker)), y=np.arange(6) % 2, users=0)
     template = str(tmp_path / "w{worker}.npz")
     assert files.seen(template, 4) == (0, 2)
     data = files.load(template, range(2, 3))
     assert data.num_classes == 2 and (data.x_train == 2).all() and not files.is_per_worker(data)
+    assert [note.partition(":")[0] for note in data.notes] == [str(tmp_path / "w2.npz")]
     assert data.user_train is not None and set(data.user_train.tolist()) == {2}
     labels = np.arange(6) % 2
     for x, y, said in (

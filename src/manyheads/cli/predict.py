@@ -100,7 +100,7 @@ def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
     from manyheads.data.arrays import read_npz
     from manyheads.data.dataset import check_finite
 
-    arrays = read_npz(path, ("x", "y"))
+    arrays, _ = read_npz(path, ("x", "y"))
     x, y = arrays.get("x"), arrays.get("y")
     if x is None or x.ndim < 2 or len(x) == 0 or x.dtype.kind not in "buif":
         raise UserError(f"{path} needs an array x of numbers [samples, ...]: save it with numpy.savez(path, x=...).")

@@ -13,11 +13,14 @@ from torch.utils.data import Dataset as TorchDataset
 
 from manyheads.data.dataset import Dataset, check_finite
 from manyheads.data.pixels import Pixels
-from manyheads.errors import UserError
+from manyheads.errors import UserError, one_line
 from manyheads.randomness import generator
 
 Array = Any
 """Whatever numpy can make an array of: an array, a tensor, nested lists."""
+
+_ARRAYS = ("x", "y", "x_test", "y_test", "user", "user_test", "split", "num_classes")
+"""What is read of an npz file."""
 
 _MOST_CLASSES = 10**6
 _GUIDE = "The user guide shows how CSV and images become one."
@@ -30,14 +33,25 @@ WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 
 
 def load(path: str | Path, *, per_worker: bool = False) -> Dataset:
-    """The data set of an npz file with arrays ``x`` and ``y``, and optionally ``user``, ``split`` and ``num_classes``.
+    """The data set of an npz file with arrays ``x`` and ``y``, and optionally the others that ``from_arrays`` takes.
 
-    ``split`` says 'train' or 'test' of every sample; without it ``hold_out`` chooses the test part. ``num_classes`` is
-    needed where the last classes have no sample. For the rest see ``from_arrays``. ``per_worker``: it is all that one
-    worker of several has.
+    Instead of ``x_test`` and ``y_test`` there may be ``split``, which says 'train' or 'test' of every sample.
+    ``num_classes`` is needed where the last classes have no sample. ``per_worker``: it is all that one worker of
+    several has.
     """
-    x, y, user, test, num_classes = _read(Path(path))
-    return _dataset(str(path), *_pools(x, y, user, test), num_classes, per_worker=per_worker)
+    name, (arrays, unread) = str(path), read_npz(Path(path), _ARRAYS)
+    if "x" not in arrays or "y" not in arrays:
+        raise UserError(
+            f"{name} lacks {'x' if 'x' not in arrays else 'y'}: it needs arrays x and y, optionally"
+            f" {', '.join(_ARRAYS[2:])}."
+        )
+    given = arrays.pop("num_classes", None)
+    if given is not None and (given.ndim or given.dtype.kind not in "iu" or not 1 <= given <= _MOST_CLASSES):
+        raise UserError(f"{name}: num_classes is {given}; give one whole number from 1 to {_MOST_CLASSES:,}.")
+    num_classes = None if given is None else int(given)
+    # Their names are the file's, and may be anything.
+    left = one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}")
+    return _dataset(name, *_parts(name, **arrays), num_classes, per_worker=per_worker, notes=(left,) if unread else ())
 
 
 def from_arrays(
@@ -57,18 +71,7 @@ def from_arrays(
     whole numbers 0..C-1 [samples], or floats [samples, ...] for a regression. ``user`` [samples] says who recorded a
     sample. Without a test part ``hold_out`` chooses one.
     """
-    inputs, targets = _samples(name, x, y)
-    if x_test is None and y_test is None:
-        who = None if user is None else _users(name, user, len(inputs))
-        return _dataset(name, *_pools(inputs, targets, who, None), num_classes)
-    inputs_test, targets_test = _samples(f"{name}: the test part", x_test, y_test)
-    who = who_test = None
-    if user is not None and user_test is not None:
-        sizes = [len(inputs), len(inputs_test)]
-        who, who_test = _users(name, np.concatenate([_numpy(user), _numpy(user_test)]), sum(sizes)).split(sizes)
-    elif user is not None or user_test is not None:
-        raise UserError(f"{name}: users of one part only; give user and user_test, or neither.")
-    return _dataset(name, (inputs, targets, who), (inputs_test, targets_test, who_test), num_classes)
+    return _dataset(name, *_parts(name, x, y, x_test, y_test, user, user_test), num_classes)
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -123,7 +126,15 @@ def _kind(pool: _Pool) -> str:
     return f"{x.dtype} samples {list(x.shape[1:])} with {y.dtype} targets {list(y.shape[1:])}"
 
 
-def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None, *, per_worker: bool = False) -> Dataset:
+def _dataset(
+    name: str,
+    train: _Pool,
+    test: _Pool,
+    num_classes: int | None,
+    *,
+    per_worker: bool = False,
+    notes: tuple[str, ...] = (),
+) -> Dataset:
     """A data set out of its two pools, with the number of classes read off the labels unless it is given."""
     (x_train, y_train, user_train), (x_test, y_test, user_test) = train, test
     for what, one, other in (("x", x_train, x_test), ("y", y_train, y_test)):
@@ -154,7 +165,36 @@ def _dataset(name: str, train: _Pool, test: _Pool, num_classes: int | None, *, p
         user_test,
         per_worker=per_worker,
         pixels=pixels,
+        notes=notes,
     )
+
+
+def _parts(
+    where: str,
+    x: Array,
+    y: Array,
+    x_test: Array | None = None,
+    y_test: Array | None = None,
+    user: Array | None = None,
+    user_test: Array | None = None,
+    split: np.ndarray | None = None,
+) -> tuple[_Pool, _Pool]:
+    """The train and the test pool of arrays: two of each, or one that is parted by ``split`` or by ``hold_out``."""
+    inputs, targets = _samples(where, x, y)
+    who = None if user is None else _users(where, "user", user, len(inputs))
+    if x_test is None and y_test is None and user_test is None:
+        test = None if split is None else _is_test(where, split, len(inputs))
+        return _pools(inputs, targets, None if who is None else _numbered(who), test)
+    if split is not None:
+        raise UserError(f"{where} has split, and a test part (x_test, y_test or user_test) beside it: leave one out.")
+    inputs_test, targets_test = _samples(f"{where}: the test part", x_test, y_test)
+    who_test = None if user_test is None else _users(where, "user_test", user_test, len(inputs_test))
+    if who is None and who_test is None:
+        return (inputs, targets, None), (inputs_test, targets_test, None)
+    if who is None or who_test is None:
+        raise UserError(f"{where}: users of one part only; give user and user_test, or neither.")
+    train, test = _numbered(np.concatenate([who, who_test])).split([len(who), len(who_test)])
+    return (inputs, targets, train), (inputs_test, targets_test, test)
 
 
 def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:
@@ -172,11 +212,8 @@ def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
     arrays: list[Array] = []
     for side in part if isinstance(part, tuple) else (part,):
         arrays += _columns(where, side) if isinstance(side, TorchDataset) else (side,)
-    if len(arrays) == 2:
-        return _pools(*_samples(where, *arrays), None, None)
-    if len(arrays) == 4:
-        train, test = _samples(where, *arrays[:2]), _samples(f"{where}: the test part", *arrays[2:])
-        return (*train, None), (*test, None)
+    if len(arrays) in (2, 4):
+        return _parts(where, *arrays)
     raise UserError(
         f"{where} has {len(arrays)} arrays; give (x, y), (x, y, x_test, y_test) or torch Datasets of (x, y)."
     )
@@ -191,8 +228,8 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
         raise UserError(f"{where}: {error}; give a Dataset with a length, whose samples are (x, y).") from error
 
 
-def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
-    """Those of the named arrays that an npz file has; nothing in it is unpickled."""
+def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of the named arrays that an npz file has, and what it has beside them; nothing in it is unpickled."""
     try:
         with path.open("rb") as file:
             # Of a file of another kind numpy says that it might be unpickled, which is no advice to pass on.
@@ -201,9 +238,10 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
             file.seek(0)
             with np.load(file, allow_pickle=False) as stored:
                 found = {name: stored[name] for name in names if name in stored}
+                unread = [name for name in stored.files if name not in found]
         if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
             raise zipfile.BadZipFile(f"{odd[0]} is no array")
-        return found
+        return found, unread
     except FileNotFoundError:
         raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
     except IsADirectoryError:
@@ -218,31 +256,17 @@ def read_npz(path: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
         ) from None
 
 
-def _read(path: Path) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, int | None]:
-    """Inputs, targets, users, the mask of the test part and the number of classes, out of an npz file."""
-    arrays = read_npz(path, ("x", "y", "user", "split", "num_classes"))
-    if "x" not in arrays or "y" not in arrays:
-        raise UserError(
-            f"{path} lacks {'x' if 'x' not in arrays else 'y'}: it needs arrays x and y, optionally user and split."
-        )
-    x, y = _samples(str(path), arrays["x"], arrays["y"])
-    user = _users(str(path), arrays["user"], len(x)) if "user" in arrays else None
-    given = arrays.get("num_classes")
-    if given is not None and (given.ndim or given.dtype.kind not in "iu" or not 1 <= given <= _MOST_CLASSES):
-        raise UserError(f"{path}: num_classes is {given}; give one whole number from 1 to {_MOST_CLASSES:,}.")
-    num_classes = None if given is None else int(given)
-    if "split" not in arrays:
-        return x, y, user, None, num_classes
-    split = arrays["split"]
-    if split.shape != (len(x),) or split.dtype.kind not in "US" or not np.isin(split, ["train", "test"]).all():
-        raise UserError(f"{path}: split must say 'train' or 'test' once for each of the {len(x)} samples.")
-    return x, y, user, torch.from_numpy(split == "test"), num_classes
+def _is_test(where: str, split: np.ndarray, num_samples: int) -> Tensor:
+    """Which samples are for test, [samples] bool, by what ``split`` says of each."""
+    if split.shape != (num_samples,) or split.dtype.kind not in "US" or not np.isin(split, ["train", "test"]).all():
+        raise UserError(f"{where}: split must say 'train' or 'test' once for each of the {num_samples} samples.")
+    return torch.from_numpy(split == "test")
 
 
 def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     """Inputs [samples, ...] float32 or, where they are bytes, uint8; targets int64 or float32, of one length."""
     if x is None or y is None:
-        raise UserError(f"{where} has x or y but not both; give both.")
+        raise UserError(f"{where} lacks {'x' if x is None else 'y'}; give both.")
     try:
         inputs, targets = _numpy(x), _numpy(y)
     except (ValueError, TypeError) as error:
@@ -276,12 +300,19 @@ def _hint(targets: np.ndarray) -> str:
     return "or in Python floats [samples, ...] and a loss, as for a regression or several labels a sample"
 
 
-def _users(where: str, user: Array, num_samples: int) -> Tensor:
-    """Users of any name as numbers in their sorted order, [samples] int64."""
+def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
+    """Users as they are called, [samples]."""
     names = _numpy(user)
     if names.shape != (num_samples,) or names.dtype.kind not in "biuUS":
-        raise UserError(f"{where}: user is {names.dtype} {list(names.shape)}; give one number or name for each sample.")
-    return torch.from_numpy(np.unique(names, return_inverse=True)[1].astype(np.int64))
+        raise UserError(
+            f"{where}: {name} is {names.dtype} {list(names.shape)}; give one number or name for each sample."
+        )
+    return names
+
+
+def _numbered(users: np.ndarray) -> Tensor:
+    """Users of any name as numbers in their sorted order, [samples] int64."""
+    return torch.from_numpy(np.unique(users, return_inverse=True)[1].astype(np.int64))
 
 
 def _numpy(values: Array) -> np.ndarray:

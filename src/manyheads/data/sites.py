@@ -47,6 +47,7 @@ def load(template: str, workers: range) -> Dataset:
         user_test=test,
         per_worker=True,
         pixels=first.pixels,
+        notes=sum((part.notes for part in parts.values()), ()),
     )
 
 
