@@ -24,8 +24,9 @@ def save(folder: Path, **content: object) -> Path:
     return path
 
 
-def test_npz_with_split_and_users(tmp_path: Path) -> None:
-    split = np.where(np.arange(50) < 40, "train", "test")
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_npz_with_split_and_users(tmp_path: Path, kind: str) -> None:
+    split = np.where(np.arange(50) < 40, "train", "test").astype(kind)
     user = np.array(["eve", "bob"])[np.arange(50) % 2]
     data = load(save(tmp_path, x=X, y=Y, user=user, split=split))
     assert np.allclose(data.x_train.numpy(), X[:40]) and np.allclose(data.x_test.numpy(), X[40:])
@@ -81,6 +82,8 @@ def test_arrays_that_nobody_reads_are_noted(tmp_path: Path) -> None:
         ({"x": X.astype(complex), "y": Y}, r"x is complex.*; give numbers \[samples, \.\.\.\]\."),
         ({"x": X, "y": Y, "user": np.arange(3)}, "user is int64"),
         ({"x": X, "y": Y, "split": np.full(50, "val")}, "split must say 'train' or 'test'"),
+        ({"x": X, "y": Y, "split": np.full(50, b"\xff")}, "split must say 'train' or 'test'"),
+        ({"x": X, "y": Y, "split": np.zeros(50, int)}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(50, "train")}, "test part is empty"),
         ({"x": X, "y": Y, "x_test": X, "split": Y}, r"has split, and a test part .* beside it: leave one out\."),
         ({"x": X, "y": Y, "x_test": X}, "the test part lacks y"),

@@ -258,9 +258,12 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], l
 
 def _is_test(where: str, split: np.ndarray, num_samples: int) -> Tensor:
     """Which samples are for test, [samples] bool, by what ``split`` says of each."""
-    if split.shape != (num_samples,) or split.dtype.kind not in "US" or not np.isin(split, ["train", "test"]).all():
-        raise UserError(f"{where}: split must say 'train' or 'test' once for each of the {num_samples} samples.")
-    return torch.from_numpy(split == "test")
+    if split.shape == (num_samples,) and split.dtype.kind in "US":
+        # To numpy the bytes b"test" are another word than "test".
+        words = np.array(["train", "test"], split.dtype.kind)
+        if np.isin(split, words).all():
+            return torch.from_numpy(split == words[1])
+    raise UserError(f"{where}: split must say 'train' or 'test' once for each of the {num_samples} samples.")
 
 
 def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
