@@ -1,4 +1,6 @@
+import errno
 import io
+import os
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,6 +138,29 @@ def test_an_npy_is_not_an_npz(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
     with pytest.raises(UserError, match=r"x\.npy is not an npz .*\(no zip archive\).* guide shows how CSV and images"):
         load(tmp_path / "x.npy")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "mine.npz")
+    with pytest.raises(UserError, match=r"mine\.npz is a pipe or a device: give the path of an npz"):
+        load(tmp_path / "mine.npz")
+
+
+def test_a_file_that_cannot_be_opened_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.npz"
+    path.symlink_to(path)
+    with pytest.raises(UserError, match=r"^cannot read .*mine\.npz \(Too many levels of symbolic links\): mend that"):
+        load(path)
+    path.unlink()
+    save(tmp_path, x=X, y=Y)
+
+    # As for anybody but root after chmod 000.
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(UserError, match=r"^cannot read .*mine\.npz \(Permission denied\): mend that"):
+        load(path)
 
 
 @given(

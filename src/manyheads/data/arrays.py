@@ -4,7 +4,7 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -230,8 +230,9 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
 
 def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], list[str]]:
     """Those of the named arrays that an npz file has, and what it has beside them; nothing in it is unpickled."""
+    file = _opened(path)
     try:
-        with path.open("rb") as file:
+        with file:
             # Of a file of another kind numpy says that it might be unpickled, which is no advice to pass on.
             if file.read(2) != b"PK":
                 raise zipfile.BadZipFile("no zip archive")
@@ -242,10 +243,6 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], l
         if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
             raise zipfile.BadZipFile(f"{odd[0]} is no array")
         return found, unread
-    except FileNotFoundError:
-        raise UserError(f"no file {path}: give the path of an npz with arrays x and y.") from None
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder: give the path of an npz with arrays x and y. {_GUIDE}") from None
     except MemoryError:
         raise
     except Exception as error:  # numpy reads a damaged header as Python, and finds all kinds of faults in it
@@ -254,6 +251,22 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], l
             f"{path} is not an npz of plain arrays, or is damaged{'' if objects else f' ({error})'}: "
             f"save it with numpy.savez, numbers and no objects{f' ({_WORDS})' if objects else ''}. {_GUIDE}"
         ) from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to read."""
+    what = "give the path of an npz with arrays x and y."
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: {what} {_GUIDE}")
+        # One would wait for ever for somebody to write into a pipe.
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is a pipe or a device: {what}")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise UserError(f"no file {path}: {what}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): mend that, or {what}") from None
 
 
 def _is_test(where: str, split: np.ndarray, num_samples: int) -> Tensor:
