@@ -83,6 +83,7 @@ def test_arrays_that_nobody_reads_are_noted(tmp_path: Path) -> None:
         ({"x": X.astype(str), "y": Y}, "x is <U"),
         ({"x": X.astype(complex), "y": Y}, r"x is complex.*; give numbers \[samples, \.\.\.\]\."),
         ({"x": X, "y": Y, "user": np.arange(3)}, "user is int64"),
+        ({"x": X, "y": Y, "user": Y / 2}, r"user is float64 \[50\]; give one whole number or name for each sample"),
         ({"x": X, "y": Y, "split": np.full(50, "val")}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(50, b"\xff")}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.zeros(50, int)}, "split must say 'train' or 'test'"),

@@ -321,7 +321,7 @@ def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
     names = _numpy(user)
     if names.shape != (num_samples,) or names.dtype.kind not in "biuUS":
         raise UserError(
-            f"{where}: {name} is {names.dtype} {list(names.shape)}; give one number or name for each sample."
+            f"{where}: {name} is {names.dtype} {list(names.shape)}; give one whole number or name for each sample."
         )
     return names
 
