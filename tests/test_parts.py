@@ -145,6 +145,23 @@ def test_labels_that_count_from_one_are_noted(lab, classes):
     assert len(noted) == from_one
 
 
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0, 1, 5], "class 2 and 2 more: where labels have gaps, number them by numpy.unique"),
+        ([0, 2], "class 1: where labels have gaps"),
+        ([1, 3], "class 0 and 1 more: where labels have gaps"),
+        ([0, 1], None),
+    ],
+)
+def test_labels_with_gaps_are_noted(lab, labels, said):
+    x, y = torch.randn(40, 6), torch.tensor(labels).repeat(40)[:40]
+    # Of classes after the last with a sample somebody has said that they are there.
+    data = from_arrays(x, y, num_classes=8)
+    notes = deal(complete(lab.tiny(DePRL(), data=data, split="iid")), data).notes
+    assert not notes if said is None else notes[0].startswith(f"no sample is of {said}")
+
+
 def test_what_a_file_leaves_to_say_is_noted(lab, tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.ones((40, 6)), y=np.arange(40) % 2, users=np.arange(40))
     data = load(tmp_path / "mine.npz")

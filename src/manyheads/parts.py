@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
@@ -68,10 +69,21 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
     )
     notes = dataset.notes + federation.notes
     # A site may well lack a class; were it to number the others anew, they would no longer be those of other sites.
-    whole = hosted is None and dataset.num_classes is not None
-    if whole and torch.cat([dataset.y_train, dataset.y_test]).min() > 0:
-        notes += ("no sample is of class 0: where labels count from 1, take 1 off, or the net learns a class too many",)
+    if hosted is None and dataset.num_classes is not None:
+        notes += _missing_classes(torch.cat([dataset.y_train, dataset.y_test]))
     return replace(federation, content=dataset.digest() if may_change(experiment.data) else None, notes=notes)
+
+
+def _missing_classes(labels: Tensor) -> tuple[str, ...]:
+    """What to say of classes without a sample below the last that has one."""
+    missing = (torch.bincount(labels) == 0).nonzero().flatten().tolist()
+    if not missing:
+        return ()
+    if missing == [0]:
+        return ("no sample is of class 0: where labels count from 1, take 1 off, or the net learns a class too many",)
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    cure = "number them by numpy.unique(y, return_inverse=True)[1], or the net learns classes that nobody has"
+    return (f"no sample is of class {missing[0]}{more}: where labels have gaps, {cure}",)
 
 
 def connect(experiment: Experiment) -> Mixing:
