@@ -62,6 +62,17 @@ def test_validation_leaves_everyone_a_train_sample(part: float, sizes: list[int]
         assert held == min(int(part * size + 0.5), size - 1)
 
 
+def test_validation_that_leaves_next_to_nothing_is_noted() -> None:
+    data = arrays.from_workers([(torch.zeros(n, 2), torch.zeros(n)) * 2 for n in (1, 4, 9)])
+
+    def notes(part: float) -> tuple[str, ...]:
+        return federate(data, workers=3, split="natural", validation=part, seed=1).notes
+
+    assert notes(0.7) == ("workers whom validation 0.7 leaves one train sample: 1; hold out less",)
+    assert notes(0.999) == ("workers whom validation 0.999 leaves one train sample: 2; hold out less",)
+    assert not notes(0.1), "who had no more than one is not emptied by it"
+
+
 def test_validation_does_not_touch_the_test_split(digits: Dataset) -> None:
     plain, held = (federate(digits, workers=8, split="dirichlet:0.3", validation=v, seed=1) for v in (0.0, 0.3))
     assert entries(plain.test) == entries(held.test)

@@ -128,6 +128,8 @@ def federate(
     test = split_test(test_split, dataset, partition, seed)
     names = _relabelling(dataset.num_classes, ids, seed) if relabel and dataset.num_classes else None
     notes = partition.notes
+    if emptied := int(((train.sizes == 1) & (held_out.sizes > 0)).sum()):
+        notes += (f"workers whom validation {validation:g} leaves one train sample: {emptied}; hold out less",)
     if test_split == "shared" and (left_out := len(dataset.x_test) - len(test.rows)):
         notes += (f"test samples of classes or users that no worker trains on were left out: {left_out}",)
     return Federation(
