@@ -61,6 +61,11 @@ def test_a_regression_needs_a_loss_that_gives_every_sample_a_number_of_its_own(l
         lab.opened(lab.tiny(DePRL(), data=flat, loss=squares))
 
 
+def test_a_transform_gives_finite_numbers(lab):
+    with pytest.raises(UserError, match="the transform gives NaN or infinite numbers"):
+        lab.opened(lab.tiny(DePRL(), transform=lambda x, _: x.where(x == x.max(), torch.nan)))
+
+
 @pytest.mark.parametrize(
     ("wrong", "found"),
     [(lambda x, rng: x[:1], r"\[1, 6\]"), (lambda x, rng: x.numpy(), "ndarray"), (lambda x, rng: x.sum(), r"\[\]")],

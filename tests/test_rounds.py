@@ -150,6 +150,15 @@ def test_rates_that_explode_stop_the_run_before_anything_bad_is_kept(lab, tmp_pa
     assert not (runtime.out / "metrics.jsonl").exists() or not (runtime.out / "metrics.jsonl").read_text()
 
 
+@pytest.mark.parametrize(("size", "suspected"), [(1e30, True), (1.0, False)])
+def test_inputs_that_are_too_large_are_suspected_before_rates(lab, size, suspected):
+    data = lab.tiny(DPSGD()).data
+    data = dataclasses.replace(data, x_train=-size * data.x_train.abs(), x_test=-size * data.x_test.abs())
+    with pytest.raises(Diverged, match=r"train with a lower --lr \(now 1e\+200\)") as error:
+        list(train(lab.tiny(DPSGD(), data=data, lr=1e200, clip=0.0), lab.cpu))
+    assert ("scale x, which goes up to " in str(error.value)) == suspected
+
+
 def test_rates_that_the_corollary_sets_are_lowered_by_rounds(lab):
     experiment = lab.tiny(DePRL(), schedule="corollary", rounds=4, lr=None, head_lr=None, decay=None)
     session = lab.opened(experiment)

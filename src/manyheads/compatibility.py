@@ -176,6 +176,8 @@ def _check_transform(transform: Transform, experiment: Experiment, federation: F
             f"the transform gives {_form(found)} for {len(x)} samples: it must give a tensor of their shape, "
             f"{list(x.shape)}."
         )
+    if not found.isfinite().all():
+        raise UserError("the transform gives NaN or infinite numbers: give finite ones for every sample.")
 
 
 def _form(found: object) -> str:

@@ -25,6 +25,9 @@ Values = dict[str, float | None]
 PerWorker = dict[str, list[float | None]]
 """The values of every worker by name; None of one that has no samples."""
 
+_LARGE_INPUT = 1e6
+"""Above it inputs are to be suspected before rates are."""
+
 
 def checked_loss(log: Log, entered: State, round: int, session: Session) -> float:
     """The mean loss of the last phase; a worker whose loss is no number ends the run. ``entered``: before training."""
@@ -68,7 +71,7 @@ def _all_finite(state: State, session: Session) -> list[bool]:
 
 
 def _advice(phases: Collection[str], session: Session) -> str:
-    """What to do about rates that are too large, and what there is to go on from."""
+    """What to do about inputs or rates that are too large, and what there is to go on from."""
     rates, out = session.ctx.rates, session.runtime.out
     if rates.schedule == "corollary":
         advice = f"give more --rounds, which lower the corollary's rates (now {rates.lr:g} and {rates.head_lr:g})"
@@ -78,6 +81,9 @@ def _advice(phases: Collection[str], session: Session) -> str:
         used = {"--head-lr" if head else "--lr": rates.sgd(0, head=head).lr for head in sorted(heads, reverse=True)}
         advice = f"train with a lower {' or '.join(used)} (now {' and '.join(f'{rate:g}' for rate in used.values())})"
     advice += f", or a {'lower ' if rates.clip else ''}--clip"
+    largest = float(torch.linalg.vector_norm(session.federation.train.x, torch.inf))
+    if largest > _LARGE_INPUT:
+        advice = f"scale x, which goes up to {largest:.2g} in size, to about 1, or {advice}"
     kept = 0 if out is None else latest_round(session.folder(out) / CHECKPOINT)
     return f"{advice}; the checkpoint of round {kept} is kept" if kept else advice
 
