@@ -87,7 +87,7 @@ class Experiment:
     schedule: Schedule = "decay"
     """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
     precision: PrecisionName | None = None
-    """Numbers of the training: float64, float32, tf32 or bf16. Default: tf32 on a GPU, else float32."""
+    """Numbers of the training; samples are kept in float32. Default: tf32 on a GPU, else float32."""
     step_seconds: float | None = None
     """Simulated seconds of a worker's mini-batch. Default: the net's on one core (manyheads inspect speed)."""
     link_latency: float = 0.01

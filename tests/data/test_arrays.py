@@ -66,6 +66,22 @@ def test_arrays_that_nobody_reads_are_noted(tmp_path: Path) -> None:
     assert data.user_train is None
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.int64])
+def test_columns_that_float32_makes_the_same_are_noted(tmp_path: Path, kind: type) -> None:
+    x = (9 * X).astype(kind)
+    offset = np.array([0, 1e10, 1e10, 0], kind)
+    noted = "2 of 4 columns of x vary too little for float32, in which samples are kept: centre and scale them first"
+    for data in (load(save(tmp_path, x=x + offset, y=Y)), arrays.from_arrays(x + offset, Y)):
+        assert data.notes == (f"{data.name}: {noted}",)
+    assert not arrays.from_arrays(x, Y).notes
+
+
+def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
+    x = X.copy()
+    x[:, 1], x[:, 2] = 7, np.where(Y > 2, 0.3, 0.1 + 0.2)
+    assert len(np.unique(x[:, 2])) == 2 and not arrays.from_arrays(x, Y).notes
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -49,9 +49,11 @@ def load(path: str | Path, *, per_worker: bool = False) -> Dataset:
     if given is not None and (given.ndim or given.dtype.kind not in "iu" or not 1 <= given <= _MOST_CLASSES):
         raise UserError(f"{name}: num_classes is {given}; give one whole number from 1 to {_MOST_CLASSES:,}.")
     num_classes = None if given is None else int(given)
-    # Their names are the file's, and may be anything.
-    left = one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}")
-    return _dataset(name, *_parts(name, **arrays), num_classes, per_worker=per_worker, notes=(left,) if unread else ())
+    parts, notes = _parts(name, **arrays), _rounding(name, arrays["x"])
+    if unread:
+        # Their names are the file's, and may be anything.
+        notes += (one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}"),)
+    return _dataset(name, *parts, num_classes, per_worker=per_worker, notes=notes)
 
 
 def from_arrays(
@@ -71,7 +73,8 @@ def from_arrays(
     whole numbers 0..C-1 [samples], or floats [samples, ...] for a regression. ``user`` [samples] says who recorded a
     sample. Without a test part ``hold_out`` chooses one.
     """
-    return _dataset(name, *_parts(name, x, y, x_test, y_test, user, user_test), num_classes)
+    parts = _parts(name, x, y, x_test, y_test, user, user_test)
+    return _dataset(name, *parts, num_classes, notes=_rounding(name, _numpy(x)))
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -303,6 +306,19 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     check_finite(f"{where}: x", values)
     check_finite(f"{where}: y", wanted)
     return values, wanted
+
+
+def _rounding(where: str, x: np.ndarray) -> tuple[str, ...]:
+    """What to say of columns of x [samples, ...] that float32 makes the same in all samples."""
+    if not len(x):
+        return ()
+    low, high = (end.astype(np.float64) for end in (x.min(0), x.max(0)))
+    # What differs less was meant to be the same, and is so but for float64's own rounding.
+    lost = (low.astype(np.float32) == high.astype(np.float32)) & (high - low > 1e-12 * np.abs(high))
+    if not lost.any():
+        return ()
+    which = f"{lost.sum()} of {lost.size} columns of x vary too little"
+    return (f"{where}: {which} for float32, in which samples are kept: centre and scale them first",)
 
 
 def _hint(targets: np.ndarray) -> str:

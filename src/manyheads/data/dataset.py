@@ -38,7 +38,7 @@ class Dataset:
     pixels: Pixels | None = None
     """How the inputs were made of bytes; None: they were made of other numbers."""
     notes: tuple[str, ...] = ()
-    """What the user should know about the file that it was read from, one line each."""
+    """What the user should know about the arrays that it was made of, one line each."""
     source: InitVar[str | None] = None
     """The file to name when the data are wrong; by default the data set's name."""
 
