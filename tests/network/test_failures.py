@@ -205,7 +205,7 @@ from torch import nn
 
 class Broken(nn.Module):
     def forward(self, x):
-        if os.environ["RANK"] == "1" and x.requires_grad:
+        if os.environ["RANK"] == "1" and len(x) > 4:  # more than it is tried on
             raise ZeroDivisionError("of all things")
         return x
 
