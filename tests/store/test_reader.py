@@ -210,5 +210,40 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
     described.write_text(whole)
     path = tmp_path / "models.safetensors"
     path.write_bytes(path.read_bytes()[:-10])
+    with shelf.refused(tmp_path, r"models\.safetensors is damaged: put it back, or delete summary\.json and continue"):
+        Run.open(tmp_path, model=own).model(0)
+    described.write_text(json.dumps(ABOUT))
     with shelf.refused(tmp_path, r"models\.safetensors cannot be read"):
         Run.open(tmp_path, model=own).model(0)
+
+
+def test_models_are_used_only_as_they_were_written(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    """One flipped bit still makes a file of weights, only that they are others."""
+    save_nets(shelf.start(tmp_path), nets(shelf.experiment, (6,)), (6,))
+    path, described, run = tmp_path / "models.safetensors", tmp_path / "model.json", Run.open(tmp_path)
+    run.model(0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with shelf.refused(tmp_path, r"models\.safetensors is damaged: put it back, or delete summary\.json and continue"):
+        Run.open(tmp_path).model(1)
+    described.write_text(json.dumps(ABOUT))
+    assert Run.open(tmp_path).model(1) is not None, "a run of a version that kept no hash"
+    save_nets(shelf.start(tmp_path), nets(shelf.experiment, (6,))[::-1], (6,))
+    path.write_bytes(whole)
+    with shelf.refused(tmp_path, r"models\.safetensors is damaged"):
+        run.model(0)
+
+
+@pytest.mark.parametrize("name", ["models.safetensors", "model.json"])
+def test_a_finished_run_without_its_models_says_what_brings_them_back(
+    lab: SimpleNamespace, tmp_path: Path, name: str
+) -> None:
+    experiment, runtime = lab.tiny(DePRL(), rounds=2), replace(lab.cpu, out=tmp_path)
+    list(train(experiment, runtime))
+    whole = (tmp_path / name).read_bytes()
+    (tmp_path / name).unlink()
+    with pytest.raises(UserError, match=rf"{name} is missing: put it back, or delete summary\.json and continue"):
+        Run.open(tmp_path, data=experiment.data).model(0)
+    (tmp_path / "summary.json").unlink()
+    list(train(experiment, runtime))
+    assert (tmp_path / name).read_bytes() == whole

@@ -26,7 +26,7 @@ PARTITION = "partition.safetensors"
 CHECKPOINT = "checkpoint"
 """A folder: the state, to continue from."""
 MODEL = "model.json"
-"""What it takes to build the net again and to use it."""
+"""What it takes to build the net again and to use it, and the hash of the models."""
 MODELS = "models.safetensors"
 """What every worker deploys, [workers, ...], at the end."""
 CONSTANTS = "constants.safetensors"
@@ -82,7 +82,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
 }
 """File -> what it, or every line of it, has in any case, and of which type."""
 _ALLOWED: dict[str, dict[str, Any]] = {
-    MODEL: {"first_worker": int, "num_workers": int},
+    MODEL: {"first_worker": int, "num_workers": int, "models_sha256": str},
     SUMMARY: {"notes": list, "runtime": dict, "evaluated_rounds": int},
 }
 """What some have besides."""

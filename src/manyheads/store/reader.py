@@ -12,7 +12,7 @@ from manyheads.algorithms import find_algorithm
 from manyheads.checkpoint import Snapshot, latest_round, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.files import read_tensors
+from manyheads.files import read_tensors, sha256
 from manyheads.models import Split
 from manyheads.models.split import statistics
 from manyheads.store.layout import (
@@ -42,6 +42,8 @@ class Run:
     def __init__(self, path: Path, description: dict[str, Any], objects: dict[str, Any]) -> None:
         self.path, self.description, self._objects = path, description, objects
         self._damaged: dict[str, int] = {}
+        self._sound: str | None = None
+        """The hash of the models when they were last looked through: they are read worker by worker."""
 
     @staticmethod
     def open(path: str | Path, **objects: Any) -> "Run":
@@ -100,7 +102,10 @@ class Run:
     def describe_model(self) -> dict[str, Any]:
         """What it takes to build the net again and to use it, and in a site whose models it has."""
         path = self.path / MODEL
-        if not (path.exists() and (self.path / MODELS).exists()):
+        missing = [file for file in (path, self.path / MODELS) if not file.exists()]
+        if missing and self.finished:
+            raise UserError(f"{missing[0]} is missing: {_ANEW}")
+        if missing:
             raise UserError(f"{self.path} has no models yet: continue it to its end{self._sooner()}.")
         if (described := read_object(path)) is None:
             raise UserError(f"{path} is damaged: {_ANEW}")
@@ -115,7 +120,7 @@ class Run:
         return read_tensors(self.path / CONSTANTS) or {}
 
     def model(self, worker: int) -> Split:
-        """The net a worker deploys, on the CPU and in eval mode. Reads that worker's rows only."""
+        """The net a worker deploys, on the CPU and in eval mode. Only that worker's rows are held."""
         # What does not shape the net need not be given to use it.
         experiment = self.given(data="", loss=None, metric=None, transform=None).experiment
         if not 0 <= worker < experiment.workers:
@@ -129,6 +134,7 @@ class Run:
         # Whatever the seed: the first weights are overwritten.
         net = experiment.build_net(tuple(described["input_shape"]), described["num_outputs"], seed=0)
         try:
+            self._check_models(described)
             with safe_open(path, framework="pt") as file:
                 weights = {name: file.get_slice(name)[hosted.index(worker)] for name in file.keys()}  # noqa: SIM118
         except (OSError, SafetensorError) as error:
@@ -138,6 +144,13 @@ class Run:
             raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.")
         net.load_state_dict(weights, strict=False)
         return net.eval()
+
+    def _check_models(self, described: dict[str, Any]) -> None:
+        """Refuse models that are not as they were written; runs of the first versions do not say."""
+        written, path = described.get("models_sha256"), self.path / MODELS
+        if written not in (None, self._sound) and sha256(path) != written:
+            raise UserError(f"{path} is damaged: {_ANEW}")
+        self._sound = written
 
     def _sooner(self) -> str:
         """How an unfinished run comes to its end where it stands; empty: it cannot, or has not trained yet."""

@@ -1,6 +1,6 @@
 """A run directory that is being written: by one process at a time, to one experiment, whole files or none."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -135,8 +135,7 @@ class RunDirectory:
 
     def save_models(self, params: Params, buffers: Buffers, description: dict[str, Any]) -> None:
         """Keep what every worker deploys, leaves [workers, ...], and what it takes to build the net again."""
-        write_json(self.path / MODEL, description)
-        write_tensors(self.path / MODELS, {**params, **buffers})
+        self._write_models({**params, **buffers}, description)
 
     def save_some_models(self, workers: range, params: Params, buffers: Buffers) -> None:
         """Keep what some workers deploy, until ``join_models``."""
@@ -155,12 +154,11 @@ class RunDirectory:
                 " choose an --out on a disk that all processes see."
             )
         parts = found.values()
-        write_json(self.path / MODEL, description)
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(part, framework="pt")) for part in parts]
             # The rows stay in the parts until they are written: nobody need have the memory for all workers' models.
             leaves = {name: [file.get_tensor(name) for file in files] for name in files[0].keys()}  # noqa: SIM118
-            write_tensors(self.path / MODELS, leaves)
+            self._write_models(leaves, description)
         for part in parts:
             part.unlink()
 
@@ -174,6 +172,11 @@ class RunDirectory:
         """Write the summary: the last record and whatever else is worth knowing. It makes the run finished."""
         values = record.metrics()
         write_json(self.path / SUMMARY, {"rounds": values.pop("round"), **values, **extra})
+
+    def _write_models(self, leaves: Mapping[str, Tensor | Sequence[Tensor]], description: dict[str, Any]) -> None:
+        """The models, and then what they are with their hash: whoever uses them can see that they are these."""
+        digest = write_tensors(self.path / MODELS, leaves)
+        write_json(self.path / MODEL, {**description, "models_sha256": digest})
 
     def _some_models(self) -> dict[range, Path]:
         """The workers of each part that ``save_some_models`` has kept, in their order, and its file."""
