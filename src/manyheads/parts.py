@@ -15,7 +15,7 @@ from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
 from manyheads.machine import local_rank
 from manyheads.recipes import Recipe, recipe_for, shape_for, step_seconds
-from manyheads.topology import Mixing, build_mixing, is_graph, parse_graph
+from manyheads.topology import Mixing, build_mixing, check_agreement, is_graph, parse_graph
 
 SET_BY_COROLLARY = ("lr", "head_lr", "decay")
 """Rates that Corollary 1's schedule leaves without a say: a complete experiment names its recipe's all the same."""
@@ -89,7 +89,7 @@ def _missing_classes(labels: Tensor) -> tuple[str, ...]:
 def connect(experiment: Experiment) -> Mixing:
     """Who mixes with whom in an experiment."""
     algorithm = experiment.algorithm
-    return build_mixing(
+    mixing = build_mixing(
         # A server or no exchange at all needs no graph; a ring then only says who is present.
         experiment.graph if algorithm.exchange == "graph" else "ring",
         experiment.workers,
@@ -100,6 +100,9 @@ def connect(experiment: Experiment) -> Mixing:
         seed=experiment.root,
         allow_row_stochastic=algorithm.row_stochastic,
     )
+    # Asked of whoever is about to train: what has been trained so can be looked at.
+    check_agreement(mixing)
+    return mixing
 
 
 def exchange(experiment: Experiment) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["train", "deprl", "--graph", "rnig", *SMALL], "Did you mean 'ring'?"),
         (["train", "deprl", "--graph", "random:0.0001", *SMALL], "gave no connected graph"),
         (["train", "deprl", "--graph", "random:2", *SMALL], "a probability"),
+        (["train", "deprl", "--graph", "links:0-1=1", "--workers", "2"], "can never agree: give links whose weights"),
         (["train", "deprl", "--split", "dirichlett:1", *SMALL], "Did you mean"),
         (["train", "deprl", "--workers", "0"], "--workers 0 is not positive"),
         (["train", "deprl", "--workers", "5000", "--rounds", "1"], "5000"),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import UserError
-from manyheads.topology import brief, build_mixing, parse_graph, spectral
+from manyheads.topology import brief, build_mixing, check_agreement, parse_graph, spectral
 
 patient = settings(deadline=None)
 """A busy machine is no failure."""
@@ -78,6 +78,27 @@ def test_weights_that_use_a_row_up_leave_nothing_on_the_diagonal():
     third = repr(float(np.float32(1 / 3)))
     spec = "links:" + ",".join(f"{i}-{j}={third}" for i in range(4) for j in range(i))
     assert np.diag(matrix(spec, 4)).tolist() == [0, 0, 0, 0]
+
+
+@patient
+@given(st.integers(2, 12), st.sets(st.integers(1, 12)))
+def test_one_matrix_for_all_rounds_is_refused_just_where_it_never_brings_agreement(num_workers, others):
+    """Everyone hears those at some distances on a circle, alike; at the distance of a whole circle that is itself."""
+    distances = {1} | {distance for distance in others if distance <= num_workers}
+    circle = np.roll(np.eye(num_workers), 1, axis=0)
+    P = sum(np.linalg.matrix_power(circle, distance) for distance in distances) / len(distances)
+    P = (P + P.T) / 2
+    mixing = build_mixing(as_links(P), num_workers)
+    if spectral(mixing).rho < 1 - 1e-9:
+        check_agreement(mixing)
+    else:
+        with pytest.raises(UserError, match=r"leaves nobody a weight of its own, .* can never agree: give links"):
+            check_agreement(mixing)
+
+
+def test_models_that_are_exchanged_now_may_be_mixed_later():
+    check_agreement(build_mixing("links:0-1=1/0-1=0.5", 2))
+    check_agreement(build_mixing("links:0-1=0.5,1-2=0.5,2-3=0.5,0-3=0.5", 4, link_failure=0.1))
 
 
 def test_a_failed_links_weight_stays_with_both_ends():

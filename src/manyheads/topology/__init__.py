@@ -3,7 +3,7 @@
 from manyheads.topology.graphs import brief, is_graph, parse_graph
 from manyheads.topology.layout import edges, positions
 from manyheads.topology.mixing import WEIGHTS, build_mixing
-from manyheads.topology.rows import Mixing, Rows, check
+from manyheads.topology.rows import Mixing, Rows, check, check_agreement
 from manyheads.topology.spectrum import describe, spectral
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "brief",
     "build_mixing",
     "check",
+    "check_agreement",
     "describe",
     "edges",
     "is_graph",

@@ -133,3 +133,24 @@ def check(mixing: Mixing) -> None:
             f"{mixing.name} on {num_workers} workers is not connected, so they can never agree: "
             "add links until every worker can be reached from every other."
         )
+
+
+def check_agreement(mixing: Mixing) -> None:
+    """Refuse one P for all rounds by which two camps only exchange their models, as nobody keeps any of its own.
+
+    Where P changes by round nothing is refused: what is exchanged in one may be mixed in another.
+    """
+    if mixing.period != 1:
+        return
+    rows, num_workers = mixing.rows(0), mixing.num_workers
+    links = rows.receivers != rows.columns
+    if (rows.weights[~links] > TOLERANCE).any():
+        return
+    receiver, sender = rows.receivers[links], rows.columns[links]
+    # Every worker stands for two, as reached in an even and in an odd number of steps: camps keep these apart.
+    even_to_odd, odd_to_even = (receiver + num_workers, sender), (receiver, sender + num_workers)
+    if not connected(2 * num_workers, *map(np.concatenate, zip(even_to_odd, odd_to_even, strict=True))):
+        raise UserError(
+            f"{mixing.name} on {num_workers} workers leaves nobody a weight of its own, so they exchange models and can"
+            " never agree: give links whose weights come to less than 1."
+        )
