@@ -32,6 +32,15 @@ def test_summary_table(monkeypatch: pytest.MonkeyPatch) -> None:
     assert narrow[2][0] == "worst tenth"
 
 
+def test_where_nobody_sends_anything_no_mixing_is_spoken_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = {**SUMMARY, "algorithm": "local", "bytes_sent_per_worker": 0.0}
+    for width in ("80", "40"):
+        monkeypatch.setenv("COLUMNS", width)
+        table = text.summary_table(values)
+        assert "mixing" not in table and "consensus" not in table
+        assert "91.2 % ± 3.4" in table and "0 B" in table
+
+
 @pytest.mark.parametrize(("count", "said"), [(1, "1 worker left out"), (2, "2 workers left out")])
 def test_means_over_fewer_workers_say_so(monkeypatch: pytest.MonkeyPatch, count: int, said: str) -> None:
     values = {**SUMMARY, "workers_without_test": count}

@@ -45,6 +45,9 @@ def summary_table(values: Mapping[str, Any]) -> str:
         ("sent per", "worker"): human_bytes(values["bytes_sent_per_worker"]),
         ("", "time"): human_seconds(values["seconds"]),
     }
+    if values["bytes_sent_per_worker"] == 0:
+        # Workers who have nothing from each other do not mix, and need not agree.
+        del cells["before", "mixing"], cells["consensus", "error"]
     text = table([*zip(*cells, strict=True)], [[*cells.values()]])
     if max(map(len, text.splitlines())) > columns():
         text = facts((" ".join(title).strip(), value) for title, value in cells.items())
