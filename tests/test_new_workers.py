@@ -185,6 +185,10 @@ def test_a_newcomer_with_a_data_set_joins_workers_who_brought_their_own(lab: Sim
     theirs = replace(lab.blobs(), user_train=None, user_test=None)
     session = open_join(source, NewWorkers(data=theirs, workers=1), lab.cpu)
     assert session.everyone.train.sizes == (len(theirs.x_train),)
+    with pytest.raises(UserError, match=r"does not say which of its samples are whose: give --workers 1, who has them"):
+        open_join(source, NewWorkers(data=theirs, workers=3), lab.cpu)
+    for data, split in ((theirs, "iid"), (lab.blobs(), None)):
+        assert open_join(source, NewWorkers(data=data, split=split, workers=3), lab.cpu).experiment.workers == 3
 
 
 def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:

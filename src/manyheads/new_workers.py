@@ -12,7 +12,7 @@ from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import positive, settle
-from manyheads.data import Dataset, is_by_worker, is_own_file, may_change
+from manyheads.data import Dataset, is_by_worker, is_own_file, load, may_change
 from manyheads.data.federation import is_other_data
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
@@ -75,6 +75,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     same = new.data is None and may_change(source.data) and not is_per_worker(source.data)
     if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
         raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
+    _check_split(source, new, runtime)
     session = open_session(_experiment(source, {**leaves, **constants}, new), runtime, constants=constants)
     if same and is_other_data(run.path / PARTITION, session.everyone.content):
         raise UserError(
@@ -98,6 +99,19 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     session.notes.append(f"Representation after {learned.round} rounds of {run.path}: {whose}.")
     initial = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
     return replace(session, ctx=replace(session.ctx, initial=initial))
+
+
+def _check_split(source: Experiment, new: NewWorkers, runtime: Runtime) -> None:
+    """Refuse to deal data as in the run where that is by users and they name none: nobody here has asked for it."""
+    dealt_so = source.split == "natural" and new.split is None and new.workers > 1
+    if not dealt_so or new.data is None or is_by_worker(new.data):
+        return
+    data = new.data if isinstance(new.data, Dataset) else load(new.data, runtime.data_dir)
+    if data.user_train is None:
+        raise UserError(
+            f"the run's workers have samples of their own (--split natural), and {data.name} does not say which of its"
+            f" samples are whose: give --workers 1, who has them all, or deal them to {new.workers} by --split iid."
+        )
 
 
 def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorkers) -> Experiment:
