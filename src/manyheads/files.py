@@ -59,13 +59,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def disk_errors(path: Path) -> Iterator[None]:
-    """Whatever the disk refuses inside the block (it is full, read-only, not ours) in one line for the user."""
+def disk_errors(path: Path, instead: str = "write elsewhere") -> Iterator[None]:
+    """Whatever the disk refuses inside the block (it is full, read-only, not ours) in one line for the user.
+
+    ``instead``: what else the user can do.
+    """
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise Passing(f"cannot write {path}: {reason}. Mend that and start again, or write elsewhere.") from None
+        raise Passing(f"cannot write {path}: {reason}. Mend that and start again, or {instead}.") from None
 
 
 def make_folder(folder: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import manyheads
-from manyheads.files import make_folder, write_atomically
+from manyheads.files import disk_errors, replacing
 from manyheads.report import findings, mixing, options, rates, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
 from manyheads.report.comparison import Comparison, shown, words
@@ -47,8 +47,11 @@ def write(comparison: Comparison) -> Path:
         files[f"figures/{picture.name}.pdf"] = picture.pdf()
     for name, content in {**files, NAME: page.encode()}.items():
         path = comparison.folder / name
-        make_folder(path.parent)
-        write_atomically(path, content)
+        # It belongs to the runs that it is about: nobody can ask for another place.
+        with disk_errors(path, "report on a copy of the folder"):
+            path.parent.mkdir(exist_ok=True)
+            with replacing(path) as file:
+                file.write(content)
     return comparison.folder / NAME
 
 
