@@ -53,6 +53,13 @@ class Sites:
             f"no process sees the file of worker {self.away[0]} ({files}): start its site too, or give fewer --workers."
         )
 
+    def may_have_ended(self) -> str:
+        """What a site has to think of that returns and does not find all others."""
+        return (
+            f"If {_workers(self.away)} ended the run while this site was away, stop this one and start all sites with"
+            " more --rounds: what it trains without them is a result of its own."
+        )
+
     def given_up(self) -> UserError:
         return UserError(
             f"{_were(self.away)} away for more than {self.timeout:g} s: start the site again and then this command, or"

@@ -9,6 +9,7 @@ from manyheads.checkpoint import Snapshot
 from manyheads.errors import UserError
 from manyheads.files import locked
 from manyheads.models.split import constants_of
+from manyheads.network.restarts import restarted
 from manyheads.saver import Saver
 from manyheads.session import Session
 from manyheads.sites import refuse_others
@@ -80,6 +81,8 @@ def take_up(session: Session, saver: Saver) -> Start:
                 f"{directory.path} holds no checkpoint to go on from, and the other sites have trained {round} rounds:"
                 " this one begins with first weights. If it has trained before, stop it and give the --out it had."
             )
+        if sites.away and not restarted():
+            session.notes.append(sites.may_have_ended())
         if processes.decide(sites.overdue()):
             raise sites.given_up()
     if session.sharers.rank == 0:

@@ -20,6 +20,7 @@ from manyheads.data import sites as files
 from manyheads.data.arrays import from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.report.collect import find_runs
 from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.store import Run
@@ -244,6 +245,29 @@ def test_a_site_that_returns_without_its_folder_is_told_that_it_begins_with_firs
     assert told in returned.text() and "first weights. If it has trained before, stop it" in returned.text()
     assert "holds no checkpoint" not in stayed.text()
     assert "note: Worker 1 went on in round 3 with first weights." in stayed.text()
+
+
+def test_sites_that_end_a_run_one_after_the_other(start, start_together, folders, tmp_path: Path) -> None:
+    """Who returns and finds nobody is told what that may mean; who was there all the time is not."""
+    words = ("train", "deprl", *TRAIN, "--workers", 2, "--out", "run", "--rounds")
+    for process in start_together(2, PROGRAM, *words, 2, folders=folders[1:]):
+        assert process.status() == 0, process.text()
+    for worker, restarts in enumerate((1, 0)):
+        alone = start(PROGRAM, *words, 4, cwd=folders[1 + worker], TORCHELASTIC_RESTART_COUNT=restarts)
+        assert alone.status() == 0, alone.text()
+        shutil.copytree(at_site(folders[1 + worker], worker), tmp_path / "both" / f"site-{worker}")
+    told = "If worker 0 ended the run while this site was away, stop this one and start all sites with more --rounds"
+    stayed, returned = (Run.open(tmp_path / "both" / f"site-{worker}").summary() for worker in range(2))
+    assert stayed is not None and returned is not None
+    assert [sum(told in note for note in summary["notes"]) for summary in (stayed, returned)] == [0, 1]
+    assert not any("while this site was away" in note for note in stayed["notes"])
+    assert find_runs(tmp_path / "both").parted == [tmp_path / "both" / "site-1"]
+
+    for process in start_together(2, PROGRAM, *words, 6, folders=folders[1:]):
+        assert process.status() == 0, process.text()
+    for worker in range(2):
+        shutil.copytree(at_site(folders[1 + worker], worker), tmp_path / "again" / f"site-{worker}")
+    assert find_runs(tmp_path / "again").parted == []
 
 
 def test_a_site_goes_on_with_as_many_processes_as_before(start_together, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.errors import UserError
+from manyheads.report import open_comparison
 from manyheads.report.collect import find_runs
 
 
@@ -59,6 +60,22 @@ def test_the_sites_of_a_run_are_one_run(tmp_path: Path, write_run):
     shutil.copytree(tmp_path / "run" / "site-2", tmp_path / "copy")
     found = find_runs(tmp_path)
     assert (len(found.runs), found.repeated) == (1, 1)
+
+
+def test_sites_that_ended_their_run_apart_are_not_one_run(tmp_path: Path, write_run):
+    """Each was left alone by the others: their last values of the workers contradict each other."""
+    for worker, away, level in ((0, [2, 5], 0.7), (2, [0], 0.9), (5, [0], 0.9)):
+        site = write_run(tmp_path / "run" / f"site-{worker}", data="site-{worker}.npz", split="natural", level=level)
+        about = {"input_shape": [5], "num_outputs": 3, "num_classes": 3, "pixels": None, "first_worker": worker}
+        (site / "model.json").write_text(json.dumps(about))
+        summary = json.loads((site / "summary.json").read_text())
+        (site / "summary.json").write_text(json.dumps({**summary, "workers_without_test": len(away)}))
+    found = find_runs(tmp_path)
+    assert [run.path.name for run in found.runs] == ["site-2"], "most workers were there"
+    assert [path.name for path in found.parted] == ["site-0"]
+    said = "run/site-0 is left out: it ended without the sites whose result is shown. Report on it apart."
+    assert open_comparison(tmp_path).remarks == [said]
+    assert [run.path.name for run in find_runs(tmp_path / "run" / "site-0").runs] == ["site-0"]
 
 
 def test_a_site_that_did_not_finish_is_no_run_of_its_own(tmp_path: Path, write_run):

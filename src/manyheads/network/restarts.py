@@ -18,10 +18,14 @@ def announce() -> Path:
 
 def how_it_goes_on() -> str:
     """What becomes of a run that has lost a process, in a sentence."""
-    done, most = (int(os.environ.get(f"TORCHELASTIC_{name}", "0")) for name in ("RESTART_COUNT", "MAX_RESTARTS"))
-    if done < most:
+    if _count("RESTART_COUNT") < _count("MAX_RESTARTS"):
         return "torchrun starts the run again within about half a minute, with whoever is there then."
     return "The same command continues the run."
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process again: what went wrong, it was there."""
+    return _count("RESTART_COUNT") > 0
 
 
 def give_up() -> None:
@@ -29,3 +33,8 @@ def give_up() -> None:
     if name := os.environ.get(_NAME):
         with suppress(OSError):
             Path(name).touch()
+
+
+def _count(name: str) -> int:
+    """What torchrun tells a process of its restarts; 0: it does not."""
+    return int(os.environ.get(f"TORCHELASTIC_{name}", "0"))

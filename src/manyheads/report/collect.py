@@ -76,6 +76,8 @@ class Found:
     unfinished: int
     repeated: int
     """Runs of an experiment that another one is of, too."""
+    parted: list[Path]
+    """Sites that ended their run without those whose result stands for it here."""
 
 
 def find_runs(folder: Path) -> Found:
@@ -86,7 +88,7 @@ def find_runs(folder: Path) -> Found:
     if not paths:
         what = "holds no run" if any(folder.iterdir()) else "is empty"
         raise UserError(f"{folder} {what}: give a folder that manyheads train or compare wrote.")
-    runs: dict[str, Finished] = {}
+    sites: dict[str, list[Finished]] = {}
     seen: set[tuple[str, int]] = set()
     unfinished: set[str] = set()
     repeated = 0
@@ -102,12 +104,20 @@ def find_runs(folder: Path) -> Found:
             repeated += 1
         else:
             seen.add(site)
-            # Every site of a run has everybody's records: the first stands for all.
-            runs.setdefault(name, run)
-    if not runs:
+            sites.setdefault(name, []).append(run)
+    if not sites:
         which = "the run" if len(unfinished) == 1 else f"each of the {len(unfinished)} runs"
         raise UserError(f"{which} under {folder} is unfinished: start the command that began it again.")
-    return Found(folder, list(runs.values()), len(unfinished - runs.keys()), repeated)
+    # Every site of a run has everybody's records, so that one stands for all who ended it together: the most of them.
+    runs = [min(ended, key=lambda run: run.summary["workers_without_test"]) for ended in sites.values()]
+    parted = [
+        run.path
+        for shown, ended in zip(runs, sites.values(), strict=True)
+        for run in ended
+        # The values of every worker come to all sites as the same bits; their means need not be.
+        if run.workers and shown.workers and run.workers != shown.workers
+    ]
+    return Found(folder, runs, len(unfinished - sites.keys()), repeated, parted)
 
 
 def rejected(folder: Path) -> list[Finished]:

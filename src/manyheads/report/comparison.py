@@ -72,6 +72,8 @@ class Comparison:
     """What follows from the data set, of which there are several."""
     unfinished: int
     repeated: int
+    parted: tuple[str, ...]
+    """The directories of sites that ended their run without the others, within the folder."""
 
     @cached_property
     def runs(self) -> tuple[Finished, ...]:
@@ -132,7 +134,9 @@ class Comparison:
             (self.repeated, "run is left out: its experiment is here twice", "runs are left out: repeated experiments"),
             (damaged, "damaged line of a run's metrics is skipped", "damaged lines of the runs' metrics are skipped"),
         ]
-        return [f"{count} {one if count == 1 else many}." for count, one, many in said if count]
+        counted = [f"{count} {one if count == 1 else many}." for count, one, many in said if count]
+        alone = "is left out: it ended without the sites whose result is shown. Report on it apart."
+        return [*counted, *(f"{place} {alone}" for place in self.parted)]
 
 
 def open_comparison(folder: Path) -> Comparison:
@@ -180,6 +184,7 @@ def compare(found: Found) -> Comparison:
         by_data=tuple(name for name in varying if name in by_data),
         unfinished=found.unfinished,
         repeated=found.repeated,
+        parted=tuple(path.relative_to(found.folder).as_posix() for path in found.parted),
     )
 
 
