@@ -1,6 +1,9 @@
 """What does not go together is refused in one line, before anything is trained."""
 
+import random
+from contextlib import nullcontext
 from dataclasses import replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -64,6 +67,31 @@ def test_a_regression_needs_a_loss_that_gives_every_sample_a_number_of_its_own(l
 def test_a_transform_gives_finite_numbers(lab):
     with pytest.raises(UserError, match="the transform gives NaN or infinite numbers"):
         lab.opened(lab.tiny(DePRL(), transform=lambda x, _: x.where(x == x.max(), torch.nan)))
+
+
+_CALLS = count(1)
+
+
+def _by_torch(x, generator):
+    return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(int(generator.integers(2**63))))
+
+
+@pytest.mark.parametrize(
+    ("transform", "repeats"),
+    [
+        (lambda x, _: x.flip(1), True),
+        (lambda x, generator: x.flip(1) if generator.random() < 0.5 else x, True),
+        (_by_torch, True),
+        (lambda x, _: x.flip(1) if torch.rand(()) < 0.5 else x, False),
+        (lambda x, _: x * np.random.rand(), False),  # noqa: NPY002 (what must not be)
+        (lambda x, _: x * random.random(), False),
+        (lambda x, _: x * next(_CALLS), False),
+    ],
+    ids=["still", "its own", "by torch", "torch's", "numpy's", "Python's", "counts"],
+)
+def test_a_transform_draws_from_its_generator_alone(lab, transform, repeats):
+    with nullcontext() if repeats else pytest.raises(UserError, match="called again with the same generator"):
+        lab.opened(lab.tiny(DePRL(), transform=transform))
 
 
 @pytest.mark.parametrize(

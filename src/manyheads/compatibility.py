@@ -14,8 +14,11 @@ from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import few_of
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split
-from manyheads.randomness import generator, torch_seed
+from manyheads.randomness import every_seed, generator, torch_seed
 from manyheads.tree import group
+
+_DRAWS = 8
+"""How often a transform is tried: one that flips a coin, and not by its generator, is all but surely found out."""
 
 
 def check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
@@ -166,18 +169,28 @@ def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
 
 
 def _check_transform(transform: Transform, experiment: Experiment, federation: Federation) -> None:
-    """Try the user's own transform on a few samples: another shape would be stretched over them all."""
+    """Try the user's own transform on a few samples: another shape would be stretched over them all.
+
+    Twice with every generator: what it draws elsewhere, nobody could repeat.
+    """
     x = few_of(federation.train.x, 3).to(experiment.dtype)
-    with user_code("the transform"):
+    draws = [*range(_DRAWS), *range(_DRAWS)]
+    with every_seed(0), user_code("the transform"):
         # A copy: a transform may change its inputs in place.
-        found = transform(x.clone(), generator(experiment.root, "transform/trial"))
-    if not isinstance(found, Tensor) or found.shape != x.shape:
+        found = [transform(x.clone(), generator(experiment.root, "transform/trial", epoch=draw)) for draw in draws]
+    for given in found:
+        if not isinstance(given, Tensor) or given.shape != x.shape:
+            raise UserError(
+                f"the transform gives {_form(given)} for {len(x)} samples: it must give a tensor of their shape, "
+                f"{list(x.shape)}."
+            )
+        if not given.isfinite().all():
+            raise UserError("the transform gives NaN or infinite numbers: give finite ones for every sample.")
+    if not all(map(torch.equal, found[:_DRAWS], found[_DRAWS:])):
         raise UserError(
-            f"the transform gives {_form(found)} for {len(x)} samples: it must give a tensor of their shape, "
-            f"{list(x.shape)}."
+            "the transform gives other numbers when it is called again with the same generator: let all that it draws "
+            "come from that; torch's functions take torch.Generator().manual_seed(int(generator.integers(2**63)))."
         )
-    if not found.isfinite().all():
-        raise UserError("the transform gives NaN or infinite numbers: give finite ones for every sample.")
 
 
 def _form(found: object) -> str:
