@@ -145,6 +145,19 @@ def test_what_the_user_should_know_is_noted(lab):
     assert session.ctx.engine.name == "loop" and any("random numbers" in note for note in session.notes)
 
 
+def test_a_softmax_before_the_loss_that_has_one_is_noted(lab):
+    def net() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3), torch.nn.Softmax(1))
+
+    def likelihood(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.nll_loss(output.log(), y, reduction="none")
+
+    for loss in (None, likelihood):
+        notes = lab.opened(lab.tiny(DePRL(), model=net, loss=loss)).notes
+        assert any("ends in a Softmax" in note for note in notes) == (loss is None)
+    assert not any("Softmax" in note for note in lab.opened(lab.tiny(DePRL())).notes)
+
+
 def test_weights_that_leave_nothing_to_share_are_noted(lab):
     def net(*trained: int) -> torch.nn.Module:
         layers = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in ((6, 4), (4, 4), (4, 3))))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import manyheads
 from manyheads import host_memory, memory
@@ -268,6 +268,8 @@ def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterato
         yield f"requires_grad=False: {first}{more} will stay as given, alike for all workers."
         if shares_nothing(experiment.algorithm, model):
             yield f"{experiment.algorithm.name} has no weights to share: each worker trains its head alone."
+    if experiment.loss is None and isinstance([*model.modules()][-1], nn.Softmax):
+        yield "The model ends in a Softmax, which the loss applies itself: leave it out, or little is learned."
     if model.mixes_samples:
         yield "A sample's output depends on the others in its batch (is batch_first missing?): engine 'loop'."
     if random_module := needs_loop(model):
