@@ -45,6 +45,14 @@ def test_as_torch_has_it_whatever_the_blocks(num_workers: int, width: int, block
     torch.testing.assert_close(found, cosine_similarity(rows.unsqueeze(0), rows.unsqueeze(1), dim=2))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_products_have_the_same_bits_however_rows_lie_in_memory(dtype: torch.dtype) -> None:
+    """Leaves of a run may lie otherwise than those that are read from its files."""
+    rows = torch.randn(300, 7, generator=torch.Generator().manual_seed(1)).to(dtype).T
+    assert not rows.is_contiguous()
+    assert torch.equal(module._products(rows), module._products(rows.contiguous()))
+
+
 def test_the_mean_cosine_needs_no_map() -> None:
     """Rows of zeros, as a masked layer may have, are like nobody."""
     draw = torch.Generator().manual_seed(1)

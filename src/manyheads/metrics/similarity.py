@@ -60,7 +60,7 @@ def _products(leaf: Tensor) -> Tensor:
     total = torch.zeros(len(leaf), len(leaf), dtype=torch.float64, device=leaf.device)
     for rows in flatten(leaf).split(max(1, _BLOCK_NUMBERS // len(leaf)), dim=1):
         # In one layout, on which bits depend: leaves in memory may have others than those from a file.
-        block = rows.to(torch.float64, memory_format=torch.contiguous_format)
+        block = rows.to(torch.float64).contiguous()
         total.addmm_(block, block.T)
     return total.cpu()
 
