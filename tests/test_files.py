@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 
 from manyheads.errors import UserError
 from manyheads.files import locked, read_tensors, replacing, sha256, to_json, write_atomically, write_tensors
+from manyheads.tree import as_bytes
 
 DTYPES = [
     torch.float64,
@@ -84,6 +86,31 @@ def test_tensors_are_read_back_by_the_library(tmp_path_factory: pytest.TempPathF
         assert header[name]["data_offsets"][0] % leaf.element_size() == 0
         assert found[name].dtype == leaf.dtype
         assert torch.equal(found[name], leaf)
+
+
+def test_a_leaf_is_hashed_before_the_next_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a GPU each is a copy: were they to wait for the hash, the host would hold them all."""
+
+    class Slow:
+        hashed = 0
+
+        def update(self, _: object) -> None:
+            time.sleep(0.02)
+            self.hashed += 1
+
+        def hexdigest(self) -> str:
+            return ""
+
+    slow, found = Slow(), []
+
+    def fetched(leaf: torch.Tensor) -> memoryview:
+        found.append(slow.hashed)
+        return as_bytes(leaf)
+
+    monkeypatch.setattr(hashlib, "sha256", lambda: slow)
+    monkeypatch.setattr("manyheads.files.as_bytes", fetched)
+    write_tensors(tmp_path / "t", {name: torch.ones(2) for name in "abc"})
+    assert found == [1, 2, 3], "the header first"
 
 
 def test_tensors_may_share_memory(tmp_path: Path) -> None:

@@ -128,6 +128,12 @@ def test_of_many_workers_there_are_means_and_no_maps(lab, tmp_path: Path, monkey
     assert kept[3] == kept[4] and len(kept[3]) == 3
 
 
+def test_workers_of_one_process_are_compared_where_their_models_lie(lab, tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(RunDirectory, "models", lambda *_: pytest.fail("they were read back from the disk"))
+    list(train(lab.tiny(DePRL()), replace(lab.cpu, out=tmp_path)))
+    assert load_file(tmp_path / "similarity.safetensors").keys() == {"data", "heads", "representations"}
+
+
 def test_a_server_makes_all_alike_and_training_alone_does_not(lab, tmp_path: Path):
     kept = {}
     for algorithm in (REGISTRY["fedrep"](), Local(), DePRL()):

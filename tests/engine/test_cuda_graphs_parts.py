@@ -192,6 +192,7 @@ def test_memory_is_counted_before_the_start() -> None:
     assert small.row == (4 * 27 + 4 + 144 * 2 + 2) * 4
     assert large.device - small.device == 990 * small.row * 3
     assert small.largest(large.device) == 1000
+    assert small.data == few.x.numel() * 4 * 2, "images lie there in two layouts"
     assert not small.stacked
     stacked = plan_memory(make_net(), few, batch_size=16)
     assert (stacked.stacked, stacked.lanes) == (True, 10)
