@@ -76,6 +76,8 @@ def test_sites_that_ended_their_run_apart_are_not_one_run(tmp_path: Path, write_
     said = "run/site-0 is left out: it ended without the sites whose result is shown. Report on it apart."
     assert open_comparison(tmp_path).remarks == [said]
     assert [run.path.name for run in find_runs(tmp_path / "run" / "site-0").runs] == ["site-0"]
+    (tmp_path / "run" / "site-0" / "workers.jsonl").unlink()
+    assert find_runs(tmp_path).parted == [], "nothing is known that contradicts the others"
 
 
 def test_a_site_that_did_not_finish_is_no_run_of_its_own(tmp_path: Path, write_run):

@@ -212,6 +212,9 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
     path.write_bytes(path.read_bytes()[:-10])
     with shelf.refused(tmp_path, r"models\.safetensors is damaged: put it back, or delete summary\.json and continue"):
         Run.open(tmp_path, model=own).model(0)
+    described.write_text(json.dumps({**ABOUT, "models_sha256": 7}))
+    with shelf.refused(tmp_path, r"model\.json is damaged"):
+        Run.open(tmp_path, model=own).model(0)
     described.write_text(json.dumps(ABOUT))
     with shelf.refused(tmp_path, r"models\.safetensors cannot be read"):
         Run.open(tmp_path, model=own).model(0)
@@ -232,6 +235,17 @@ def test_models_are_used_only_as_they_were_written(shelf: SimpleNamespace, tmp_p
     path.write_bytes(whole)
     with shelf.refused(tmp_path, r"models\.safetensors is damaged"):
         run.model(0)
+
+
+def test_models_are_looked_through_once(
+    shelf: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not once for each of a thousand workers."""
+    save_nets(shelf.start(tmp_path), nets(shelf.experiment, (6,)), (6,))
+    run = Run.open(tmp_path)
+    run.model(0)
+    monkeypatch.setattr("manyheads.store.reader.sha256", lambda _: pytest.fail("they were read again"))
+    assert run.model(1) is not None
 
 
 @pytest.mark.parametrize("name", ["models.safetensors", "model.json"])
