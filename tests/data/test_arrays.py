@@ -76,9 +76,13 @@ def test_columns_that_float32_makes_the_same_are_noted(tmp_path: Path, kind: typ
     assert not arrays.from_arrays(x, Y).notes
 
 
+def test_bits_are_numbers_that_vary_enough() -> None:
+    assert not arrays.from_arrays(X > 0, Y).notes
+
+
 def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
     x = X.copy()
-    x[:, 1], x[:, 2] = 7, np.where(Y > 2, 0.3, 0.1 + 0.2)
+    x[:, 0], x[:, 1], x[:, 2] = -7, 7, np.where(Y > 2, 0.3, 0.1 + 0.2)
     assert len(np.unique(x[:, 2])) == 2 and not arrays.from_arrays(x, Y).notes
 
 
@@ -102,6 +106,7 @@ def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
         ({"x": X, "y": Y, "user": Y / 2}, r"user is float64 \[50\]; give one whole number or name for each sample"),
         ({"x": X, "y": Y, "split": np.full(50, "val")}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(50, b"\xff")}, "split must say 'train' or 'test'"),
+        ({"x": X, "y": Y, "split": np.full(7, "train")}, "split must say .* once for each of the 50 samples"),
         ({"x": X, "y": Y, "split": np.zeros(50, int)}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(50, "train")}, "test part is empty"),
         ({"x": X, "y": Y, "x_test": X, "split": Y}, r"has split, and a test part .* beside it: leave one out\."),
@@ -157,6 +162,11 @@ def test_an_npy_is_not_an_npz(tmp_path: Path) -> None:
         load(tmp_path / "x.npy")
 
 
+def test_a_folder_is_said_to_be_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is a folder: give the path of an npz .* guide shows how CSV and images"):
+        arrays.load(tmp_path)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "mine.npz")
     with pytest.raises(UserError, match=r"mine\.npz is a pipe or a device: give the path of an npz"):
@@ -207,6 +217,9 @@ def test_arrays_in_memory() -> None:
     assert len(data.x_train) == 50 and len(data.x_test) == 10
     assert data.user_test is not None and data.user_test.tolist() == Y[:10].tolist()
     assert len(arrays.from_arrays(X, Y).x_test) == 10
+    data = arrays.from_arrays(X[:2], Y[:2], X[2:4], Y[2:4], user=["bob", "eve"], user_test=["eve", "ann"])
+    assert data.user_train is not None and data.user_train.tolist() == [1, 2]
+    assert data.user_test is not None and data.user_test.tolist() == [2, 0], "one name is one user in both parts"
     for train, test in (([0, 1], [2, 0]), ([2, 0], [0, 1])):
         assert arrays.from_arrays(X[:2], train, X[2:4], test).num_classes == 3
 
