@@ -72,6 +72,11 @@ def test_a_transform_gives_finite_numbers(lab):
 _CALLS = count(1)
 
 
+def _generators() -> str:
+    """Where those stand that a transform is not to draw from."""
+    return repr((torch.get_rng_state().tolist(), np.random.get_state(), random.getstate()))  # noqa: NPY002 (it is read)
+
+
 def _by_torch(x, generator):
     return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(int(generator.integers(2**63))))
 
@@ -83,15 +88,19 @@ def _by_torch(x, generator):
         (lambda x, generator: x.flip(1) if generator.random() < 0.5 else x, True),
         (_by_torch, True),
         (lambda x, _: x.flip(1) if torch.rand(()) < 0.5 else x, False),
+        (lambda x, _: x.flip(1) if torch.rand(()) < 0.25 else x, False),
+        (lambda x, _: x.add_(torch.rand(())), False),
         (lambda x, _: x * np.random.rand(), False),  # noqa: NPY002 (what must not be)
         (lambda x, _: x * random.random(), False),
         (lambda x, _: x * next(_CALLS), False),
     ],
-    ids=["still", "its own", "by torch", "torch's", "numpy's", "Python's", "counts"],
+    ids=["still", "its own", "by torch", "torch's", "seldom", "in place", "numpy's", "Python's", "counts"],
 )
 def test_a_transform_draws_from_its_generator_alone(lab, transform, repeats):
+    before = _generators()
     with nullcontext() if repeats else pytest.raises(UserError, match="called again with the same generator"):
         lab.opened(lab.tiny(DePRL(), transform=transform))
+    assert _generators() == before
 
 
 @pytest.mark.parametrize(
@@ -102,6 +111,12 @@ def test_a_transform_draws_from_its_generator_alone(lab, transform, repeats):
 def test_a_transform_keeps_the_shape(lab, wrong, found):
     with pytest.raises(UserError, match=rf"the transform gives {found} for 3 samples: .* \[3, 6\]"):
         lab.opened(lab.tiny(DePRL(), transform=wrong))
+
+
+def test_a_transform_keeps_the_shape_in_every_draw(lab):
+    calls = count()
+    with pytest.raises(UserError, match=r"the transform gives \[1, 6\] for 3 samples"):
+        lab.opened(lab.tiny(DePRL(), transform=lambda x, _: x[:1] if next(calls) == 5 else x))
 
 
 class Tagger(torch.nn.Module):
@@ -199,6 +214,33 @@ def test_a_loss_that_lets_no_gradient_through_is_refused(lab):
         lab.opened(lab.tiny(DePRL(), loss=wrong))
 
 
+class Broken(torch.autograd.Function):
+    """Numbers as they are, without a derivative."""
+
+    @staticmethod
+    def forward(ctx, numbers: torch.Tensor) -> torch.Tensor:
+        return numbers.clone()
+
+    @staticmethod
+    def backward(ctx, *_: torch.Tensor) -> torch.Tensor:
+        raise ValueError("not thought of")
+
+
+def test_a_gradient_that_fails_is_told_in_one_line(lab):
+    def wrong(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(Broken.apply(output), y, reduction="none")
+
+    with pytest.raises(UserError, match=r"^the gradient of the loss fails in .*compatibility.py, line \d+: ValueError"):
+        lab.opened(lab.tiny(DePRL(), loss=wrong))
+
+
+def test_to_look_for_gradients_draws_nothing_from_torchs_generator(lab):
+    net = torch.nn.Sequential(torch.nn.Linear(6, 5), torch.nn.RReLU(), torch.nn.Linear(5, 3))
+    before = _generators()
+    lab.opened(lab.tiny(DePRL(), model=net))
+    assert _generators() == before
+
+
 class Reader(torch.nn.Module):
     """Looks whole numbers up in a table."""
 
@@ -215,6 +257,18 @@ def test_bytes_that_are_looked_up_in_a_table_are_refused(lab):
     with pytest.raises(UserError, match=r"holds bytes, .* and representation.table looks them up in a table: give"):
         lab.opened(lab.tiny(DePRL(), data=from_arrays(words.astype(np.uint8), labels), model=Reader, split="iid"))
     lab.opened(lab.tiny(DePRL(), data=from_arrays(words, labels), model=Reader, split="iid"))
+
+
+class FromOne(Reader):
+    """Takes words that count from 1, in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.sub_(1))
+
+
+def test_a_net_that_changes_its_inputs_is_tried_on_copies(lab):
+    words = 1.0 + np.arange(240).reshape(60, 4) % 9
+    lab.opened(lab.tiny(DePRL(), data=from_arrays(words, np.arange(60) % 3), split="iid", model=FromOne()))
 
 
 def test_a_sample_that_the_net_cannot_take_is_told_with_the_round(lab):
