@@ -1,6 +1,7 @@
 """What trials find out about a net: what draws, what looks at other samples, what moves and what is carried on."""
 
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -135,6 +136,10 @@ def _append(own: Any, x: Tensor) -> None:
     own._held["means"].append(x.mean())
 
 
+def _mark(own: Any, x: Tensor) -> None:
+    own._held |= bool((x == x[0]).all())
+
+
 def _exchange(own: Any, x: Tensor) -> Tensor:
     before, own._held = own._held, x.mean(0)
     return before
@@ -149,6 +154,9 @@ def _exchange(own: Any, x: Tensor) -> Tensor:
         (0, _count),
         (np.int64(0), _count),
         ({"means": []}, _append),
+        (deque(), lambda own, x: own._held.append(x.mean())),
+        (set(), lambda own, x: own._held.add(len(own._held))),
+        (np.False_, _mark),
     ],
 )
 def test_what_is_carried_on_outside_of_buffers_is_refused(held: object, do: Callable[[Any, Tensor], object]) -> None:
@@ -189,7 +197,11 @@ def _cache(own: Any, x: Tensor) -> Tensor:
 
 
 def _note(own: Any, x: Tensor) -> None:
-    own._held = {"last": [x, float("nan"), object(), x.to_sparse()]}
+    own._held = {"last": [x, float("nan"), object()]}
+
+
+def _note_sparse(own: Any, x: Tensor) -> None:
+    own._held = [x.to_sparse()]
 
 
 endless: list[object] = []
@@ -201,12 +213,13 @@ endless.extend([endless, endless])
     [
         Remembering(None, _cache),
         Remembering(None, _note),
+        Remembering(None, _note_sparse),
         Remembering(endless, lambda own, x: None),
         Remembering(torch.eye(5).to_sparse(), lambda own, x: None),
         nn.utils.spectral_norm(nn.Linear(5, 5)),
         nn.utils.parametrizations.spectral_norm(nn.Linear(5, 5)),
     ],
-    ids=["cache", "note", "endless", "sparse", "old norm", "new norm"],
+    ids=["cache", "note", "sparse note", "endless", "sparse", "old norm", "new norm"],
 )
 def test_caches_and_notes_of_the_last_batch_carry_nothing_on(layer: nn.Module) -> None:
     layer.register_buffer("constant", torch.ones(1).expand(5))
