@@ -37,6 +37,15 @@ def test_a_failure_of_the_users_code_is_one_line_with_its_place():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+@pytest.mark.parametrize("made", [True, False], ids=["used", "made"])
+def test_a_line_of_the_users_is_told_before_the_layer_of_torchs_that_fails_there(made):
+    """One that cannot be made would not even have what it is told by."""
+    embedding = torch.nn.Embedding(9, 4)
+    says = rf"^the model fails in {__file__}, line \d+: {'IndexError' if made else 'ValueError'}"
+    with pytest.raises(UserError, match=says), user_code("the model"):
+        embedding(torch.tensor([9])) if made else torch.nn.Conv2d(3, 4, 3, groups=2)
+
+
 def test_what_is_not_surely_the_users_stays_as_it_is():
     theirs, ours = {"__name__": "nets"}, {"__name__": "manyheads.engine"}
     for scope in (theirs, ours):

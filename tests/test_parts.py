@@ -11,7 +11,7 @@ from manyheads.data import Dataset, load
 from manyheads.data.arrays import from_arrays, from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.parts import deal, pick_device, rates, resolve
+from manyheads.parts import connect, deal, pick_device, rates, resolve
 
 NO_RATES = {"lr": None, "head_lr": None, "decay": None}
 
@@ -34,6 +34,13 @@ def complete(experiment: Experiment) -> Experiment:
 def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
     experiment = complete(lab.tiny(algorithm))
     assert (experiment.graph, experiment.weights) == (graph, weights)
+
+
+def test_workers_who_could_only_exchange_their_models_are_refused_where_they_mix(lab):
+    graph = "links:" + ",".join(f"{worker}-{(worker + 1) % 4}=0.5" for worker in range(4))
+    with pytest.raises(UserError, match="can never agree"):
+        connect(complete(lab.tiny(DePRL(), graph=graph)))
+    connect(complete(lab.tiny(DePRL(), graph=graph.replace("0.5", "0.4"))))
 
 
 @pytest.mark.parametrize("algorithm", [DePRL(), FedAvg(), Local()])

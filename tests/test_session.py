@@ -155,7 +155,9 @@ def test_a_softmax_before_the_loss_that_has_one_is_noted(lab):
     for loss in (None, likelihood):
         notes = lab.opened(lab.tiny(DePRL(), model=net, loss=loss)).notes
         assert any("ends in a Softmax" in note for note in notes) == (loss is None)
-    assert not any("Softmax" in note for note in lab.opened(lab.tiny(DePRL())).notes)
+    inside = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.Softmax(1), torch.nn.Linear(4, 3))
+    for model in ("mlp:5", inside):
+        assert not any("Softmax" in note for note in lab.opened(lab.tiny(DePRL(), model=model)).notes)
 
 
 def test_weights_that_leave_nothing_to_share_are_noted(lab):

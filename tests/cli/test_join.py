@@ -122,6 +122,8 @@ def test_data_in_the_users_home_and_in_a_file_for_each_worker(
         capsys.readouterr()
         made = Path(_join(capsys, run, "--workers", 3, "--out", f"new-{run}")[-1])
         assert Run.open(made).experiment.workers == 3
+    assert main(["join", "each/site-0", "--workers", "2", "--data", "~/{worker}.npz", "--out", "named"]) == 0
+    capsys.readouterr()
     assert main(["join", "each/site-0", "--workers", "4", "--out", "more"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "no process sees the file of worker 3 (~/{worker}.npz): start its site too, or give fewer --workers." in line

@@ -70,3 +70,8 @@ def test_where_nobody_has_test_samples_there_is_no_score(
     assert row.split()[:5] == ["deprl", "–", "–", "–", "–"]
     assert said == "Nobody here has test samples: there is no score."
     assert text.summary_line(values) == "deprl: no test samples, 3 rounds, 1:23 min"
+
+
+def test_a_score_that_is_no_number_is_not_taken_for_missing_samples() -> None:
+    values = {**SUMMARY, "majority_floor": None, "accuracy_mean": float("nan")}
+    assert text.outcome(values) == "score –" and "Nobody" not in text.summary_table(values)

@@ -236,6 +236,7 @@ def test_a_site_that_returns_without_its_folder_is_told_that_it_begins_with_firs
     at_hosts = {"folders": folders[1:], "machines": (0, 1)}
     for process in start_together(2, PROGRAM, *words, 2, **at_hosts):
         assert process.status() == 0, process.text()
+        assert not re.search("holds no checkpoint|while this site was away", process.text()), "all begin together"
     shutil.rmtree(folders[2] / "run")
     stayed, returned = start_together(2, PROGRAM, *words, 3, **at_hosts)
     assert (stayed.status(), returned.status()) == (0, 0), stayed.text() + returned.text()
