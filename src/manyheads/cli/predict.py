@@ -97,8 +97,8 @@ def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
     import numpy as np
     import torch
 
-    from manyheads.data.arrays import read_npz
     from manyheads.data.dataset import check_finite
+    from manyheads.data.npz import read_npz
 
     arrays, _ = read_npz(path, ("x", "y"))
     x, y = arrays.get("x"), arrays.get("y")

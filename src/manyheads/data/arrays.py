@@ -1,10 +1,9 @@
 """Your own arrays as a data set: from an npz file, from memory, or one part per worker."""
 
-import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from manyheads.data.dataset import Dataset, check_finite
+from manyheads.data.npz import WORDS, read_npz
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError, one_line
 from manyheads.randomness import generator
@@ -23,10 +23,6 @@ _ARRAYS = ("x", "y", "x_test", "y_test", "user", "user_test", "split", "num_clas
 """What is read of an npz file."""
 
 _MOST_CLASSES = 10**6
-_GUIDE = "The user guide shows how CSV and images become one."
-"""Where those are sent who give files of another kind."""
-
-_WORDS = "number words by numpy.unique(y, return_inverse=True)[1]"
 
 WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
@@ -231,47 +227,6 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
         raise UserError(f"{where}: {error}; give a Dataset with a length, whose samples are (x, y).") from error
 
 
-def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Those of the named arrays that an npz file has, and what it has beside them; nothing in it is unpickled."""
-    file = _opened(path)
-    try:
-        with file:
-            # Of a file of another kind numpy says that it might be unpickled, which is no advice to pass on.
-            if file.read(2) != b"PK":
-                raise zipfile.BadZipFile("no zip archive")
-            file.seek(0)
-            with np.load(file, allow_pickle=False) as stored:
-                found = {name: stored[name] for name in names if name in stored}
-                unread = [name for name in stored.files if name not in found]
-        if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
-            raise zipfile.BadZipFile(f"{odd[0]} is no array")
-        return found, unread
-    except MemoryError:
-        raise
-    except Exception as error:  # numpy reads a damaged header as Python, and finds all kinds of faults in it
-        objects = "pickle" in str(error)
-        raise UserError(
-            f"{path} is not an npz of plain arrays, or is damaged{'' if objects else f' ({error})'}: "
-            f"save it with numpy.savez, numbers and no objects{f' ({_WORDS})' if objects else ''}. {_GUIDE}"
-        ) from None
-
-
-def _opened(path: Path) -> BinaryIO:
-    """A file to read."""
-    what = "give the path of an npz with arrays x and y."
-    try:
-        if path.is_dir():
-            raise UserError(f"{path} is a folder: {what} {_GUIDE}")
-        # One would wait for ever for somebody to write into a pipe.
-        if path.exists() and not path.is_file():
-            raise UserError(f"{path} is a pipe or a device: {what}")
-        return path.open("rb")
-    except FileNotFoundError:
-        raise UserError(f"no file {path}: {what}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): mend that, or {what}") from None
-
-
 def _is_test(where: str, split: np.ndarray, num_samples: int) -> Tensor:
     """Which samples are for test, [samples] bool, by what ``split`` says of each."""
     if split.shape == (num_samples,) and split.dtype.kind in "US":
@@ -324,7 +279,7 @@ def _rounding(where: str, x: np.ndarray) -> tuple[str, ...]:
 def _hint(targets: np.ndarray) -> str:
     """How targets that are none become some."""
     if targets.dtype.kind in "USO" and targets.ndim == 1:
-        return _WORDS
+        return WORDS
     if targets.dtype.kind in "bui" and targets.shape[1:] == (1,):
         return "take the one column there is, as y[:, 0] is"
     if targets.dtype.kind in "bui" and targets.ndim == 2 and ((targets != 0).sum(1) == 1).all():

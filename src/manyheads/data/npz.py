@@ -1,0 +1,57 @@
+"""Arrays out of an npz file that somebody else has made: nothing in it is unpickled, and what is wrong is said."""
+
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from manyheads.errors import UserError
+
+WORDS = "number words by numpy.unique(y, return_inverse=True)[1]"
+"""How labels that are words become numbers."""
+
+_GUIDE = "The user guide shows how CSV and images become one."
+"""Where those are sent who give files of another kind."""
+
+
+def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Those of the named arrays that an npz file has, and what it has beside them; nothing in it is unpickled."""
+    file = _opened(path)
+    try:
+        with file:
+            # Of a file of another kind numpy says that it might be unpickled, which is no advice to pass on.
+            if file.read(2) != b"PK":
+                raise zipfile.BadZipFile("no zip archive")
+            file.seek(0)
+            with np.load(file, allow_pickle=False) as stored:
+                found = {name: stored[name] for name in names if name in stored}
+                unread = [name for name in stored.files if name not in found]
+        if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
+            raise zipfile.BadZipFile(f"{odd[0]} is no array")
+        return found, unread
+    except MemoryError:
+        raise
+    except Exception as error:  # numpy reads a damaged header as Python, and finds all kinds of faults in it
+        objects = "pickle" in str(error)
+        raise UserError(
+            f"{path} is not an npz of plain arrays, or is damaged{'' if objects else f' ({error})'}: "
+            f"save it with numpy.savez, numbers and no objects{f' ({WORDS})' if objects else ''}. {_GUIDE}"
+        ) from None
+
+
+def _opened(path: Path) -> BinaryIO:
+    """A file to read."""
+    what = "give the path of an npz with arrays x and y."
+    try:
+        if path.is_dir():
+            raise UserError(f"{path} is a folder: {what} {_GUIDE}")
+        # One would wait for ever for somebody to write into a pipe.
+        if path.exists() and not path.is_file():
+            raise UserError(f"{path} is a pipe or a device: {what}")
+        return path.open("rb")
+    except FileNotFoundError:
+        raise UserError(f"no file {path}: {what}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): mend that, or {what}") from None
