@@ -17,48 +17,21 @@ theta(k, tau), not theta(k, tau - 1).
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, merge
-from manyheads.algorithms.phases import REPRESENTATION, train_alternating
-from manyheads.models.split import Split, drawn_layers
+from manyheads.algorithms.base import Context, Log, State
+from manyheads.algorithms.personal_heads import PersonalHeads
+from manyheads.algorithms.phases import REPRESENTATION
 
 
 @dataclass(frozen=True, kw_only=True)
-class DePRL(Algorithm):
-    head_epochs: int = 2
-    """Passes over the local samples that move the head."""
-    head_steps: int | None = None
-    """Mini-batch steps that move the head, instead of passes."""
-    body_epochs: int = 1
-    """Passes over the local samples that move the representation."""
-    body_steps: int | None = None
-    """Mini-batch steps that move the representation, instead of passes."""
+class DePRL(PersonalHeads):
     order: Literal["train-mix", "mix-train"] = "train-mix"
     """Train and then mix, as in the paper, or mix first, as in the authors' code."""
-    heads: Literal["same", "random"] = "same"
-    """Whether all heads start equal or each is drawn by itself."""
-    frozen: Literal["train", "eval"] = "train"
-    """Mode of the frozen representation while the head trains."""
 
     name: ClassVar[str] = "deprl"
     title: ClassVar[str] = "DePRL"
-    private: ClassVar[frozenset[str]] = frozenset({"head"})
-
-    @property
-    def head_passes(self) -> int:
-        return amount(self.head_epochs, self.head_steps).count
-
-    def prepare(self, model: Split) -> Split:
-        if self.heads == "random":
-            # Refuses a head without them while nothing is written yet.
-            drawn_layers(model.get_submodule("head"))
-        return model
-
-    def init(self, ctx: Context) -> State:
-        return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)
-        return train_alternating(state, round, ctx, head, body, self.frozen, ctx.present(round))
+        return self.train(state, round, ctx, ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return ctx.mix(state, REPRESENTATION, round)

@@ -1,0 +1,46 @@
+"""What the algorithms with a shared representation and private heads have in common: how a worker trains."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, merge
+from manyheads.algorithms.phases import HEAD, train_alternating
+from manyheads.models.split import Split, drawn_layers
+
+
+@dataclass(frozen=True, kw_only=True)
+class PersonalHeads(Algorithm):
+    head_epochs: int = 2
+    """Passes over the local samples that move the head."""
+    head_steps: int | None = None
+    """Mini-batch steps that move the head, instead of passes."""
+    body_epochs: int = 1
+    """Passes over the local samples that move the representation."""
+    body_steps: int | None = None
+    """Mini-batch steps that move the representation, instead of passes."""
+    heads: Literal["same", "random"] = "same"
+    """Whether all heads start equal or each is drawn by itself."""
+    frozen: Literal["train", "eval"] = "train"
+    """Mode of the frozen representation while the head trains."""
+
+    private: ClassVar[frozenset[str]] = HEAD
+
+    @property
+    def head_passes(self) -> int:
+        return amount(self.head_epochs, self.head_steps).count
+
+    def prepare(self, model: Split) -> Split:
+        if self.heads == "random":
+            # Refuses a head without them while nothing is written yet.
+            drawn_layers(model.get_submodule("head"))
+        return model
+
+    def init(self, ctx: Context) -> State:
+        return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())
+
+    def train(self, state: State, round: int, ctx: Context, rows: Tensor | None) -> tuple[State, Log]:
+        """Head and representation of some hosted workers move in turn; ``rows`` None: of all."""
+        head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)
+        return train_alternating(state, round, ctx, head, body, self.frozen, rows)
