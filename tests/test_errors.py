@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyheads.errors import UserError, one_line, unknown, user_code
+from manyheads.errors import UserError, first_line, one_line, unknown, user_code
 
 
 def test_the_nearest_name_is_offered():
@@ -24,6 +24,11 @@ def test_nothing_near_is_nothing_offered():
 def test_a_message_is_one_line_that_no_terminal_obeys():
     assert one_line("a\x1b[31m b\n\n  c\td") == "a?[31m b c d"
     assert one_line(shown := one_line(3000 * "x\x07")) == shown and len(shown) == 2000
+
+
+def test_of_a_long_error_the_first_line_is_told_and_of_a_silent_one_its_kind():
+    assert first_line(ValueError("\n one\ntwo")) == "ValueError: one"
+    assert first_line(KeyError()) == "KeyError"
 
 
 def test_a_failure_of_the_users_code_is_one_line_with_its_place():

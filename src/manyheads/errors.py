@@ -39,8 +39,7 @@ def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
         refused = layer and isinstance(error, (ValueError, IndexError))
         if is_out_of_memory(error) or not (surely or line or refused):
             raise
-        said = str(error).strip().partition("\n")[0]
-        raise UserError(f"{what} fails{line or layer}: {type(error).__name__}{f': {said}' if said else ''}") from error
+        raise UserError(f"{what} fails{line or layer}: {first_line(error)}") from error
 
 
 def _places(error: Exception) -> tuple[str, str]:
@@ -58,6 +57,11 @@ def _places(error: Exception) -> tuple[str, str]:
             layer = f" in {type(failing).__name__}({failing.extra_repr()})"
         at = at.tb_next
     return line, layer
+
+
+def first_line(error: BaseException) -> str:
+    """What kind of error it is and, where it says anything, the first line of that."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -11,7 +11,7 @@ from threading import current_thread, main_thread
 from manyheads import __version__
 from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
-from manyheads.errors import Passing, UserError, is_out_of_memory, one_line
+from manyheads.errors import Passing, UserError, first_line, is_out_of_memory, one_line
 from manyheads.machine import rank, started_together
 from manyheads.network.restarts import give_up
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_out_of_memory(error):
             return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
-        own = _line(f"{type(error).__name__}: {error}".partition("\n")[0])
+        own = _line(first_line(error))
         if (shown := _to_show(own)) == own:
             raise
         return _show(shown, 1)

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.layers import refuse_lazy
 from manyheads.models.nets import NETS, mlp
 from manyheads.models.norm import group_norm
@@ -82,7 +82,7 @@ def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"model '{name}' cannot be made: {_one_line(error)}") from error
+        raise UserError(f"model '{name}' cannot be made: {first_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gives a {type(module).__name__}: it must give an nn.Module.")
     return module
@@ -114,7 +114,7 @@ def find_factory(spec: str) -> Callable[..., nn.Module]:
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
         hint = ": start in the folder it lies in, or name that in PYTHONPATH." if absent else ""
-        raise UserError(f"model '{spec}': cannot import {name}: {_one_line(error)}{hint}") from error
+        raise UserError(f"model '{spec}': cannot import {name}: {first_line(error)}{hint}") from error
     if rest not in vars(module):
         near = get_close_matches(rest, vars(module), n=1)
         raise UserError(f"model '{spec}': {name} has no '{rest}'." + (f" Did you mean '{near[0]}'?" if near else ""))
@@ -126,7 +126,3 @@ def _sizes(spec: str, text: str) -> tuple[int, ...]:
     if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
         raise UserError(f"model '{spec}': hidden sizes are positive numbers with commas between them, as mlp:200,100.")
     return tuple(map(int, sizes))
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -6,7 +6,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor, nn
 
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.dropout import Dropout
 from manyheads.models.layers import children, put, replace_layers, unshare_layers
 from manyheads.models.norm import own_batchnorm
@@ -150,11 +150,7 @@ def _copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:
-        raise UserError(f"the model cannot be copied, as it is for every worker: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"the model cannot be copied, as it is for every worker: {first_line(error)}") from error
 
 
 def _agrees(net: Split, example: Tensor, expected: Tensor) -> bool:

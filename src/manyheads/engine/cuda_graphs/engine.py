@@ -31,7 +31,7 @@ from manyheads.engine.cuda_graphs.training import SlotTrainer
 from manyheads.engine.kernel import set_modes
 from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Progress, Steps
 from manyheads.engine.workload import Workload
-from manyheads.errors import UserError
+from manyheads.errors import UserError, first_line
 from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split, cacheable_prefix, cut, twin
 from manyheads.tree import Buffers, Params, group
@@ -214,10 +214,9 @@ class CudaGraphsEngine:
         except UserError:
             raise
         except Exception as error:
-            reason = str(error).strip().splitlines() or [type(error).__name__]
             # Patches that are copied and summed piece by piece cost more than stacking gains.
             self.compile = self.stack_images = False
-            self.notes.append(f"torch.compile failed ({reason[0][:200]}): running without it, which is slower.")
+            self.notes.append(f"torch.compile failed ({first_line(error)[:200]}): running without it, which is slower.")
             return make()
 
     def _cached_depth(self, phase: Phase) -> int:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
-from manyheads.errors import UserError
+from manyheads.errors import UserError, first_line
 
 Replay = Callable[[], None]
 
@@ -50,9 +50,8 @@ class Lane:
                     step()
                 except Exception as error:
                     _abandon(graph)
-                    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
                     raise UserError(
-                        f"the model cannot be captured as a CUDA graph ({reason}): use --engine loop."
+                        f"the model cannot be captured as a CUDA graph ({first_line(error)}): use --engine loop."
                     ) from error
                 graph.capture_end()
         return graph.replay
