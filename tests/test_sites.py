@@ -27,7 +27,7 @@ def test_a_process_is_known_by_its_workers_and_their_files() -> None:
         ([[], []], "a process sees no worker's file, the others see none either: "),
         ([[0, 2], [1]], "a process sees the files of workers 0, 2: number the workers of a site in a row"),
         ([[0, 1], [1, 2]], "worker 1 is where a process sees workers 0, 1 and where another sees workers 1, 2"),
-        ([[0], [0]], "2 processes for 1 workers"),
+        ([[0], [0]], "2 processes for 1 worker:"),
     ],
 )
 def test_places_that_make_no_sense(seen: list[list[int]], message: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyheads.units import human_bytes, human_seconds, no_finer, short
+from manyheads.units import human_bytes, human_seconds, no_finer, plural, short
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,8 @@ def test_a_number_has_three_digits_of_whatever_size_it_is(value: float, text: st
 )  # fmt: skip
 def test_a_deviation_is_no_finer_than_its_mean(mean: str, deviation: str, text: str) -> None:
     assert no_finer(deviation, mean) == text
+
+
+@pytest.mark.parametrize(("noun", "several"), [("round", "rounds"), ("process", "processes"), ("batch", "batches")])
+def test_one_is_called_otherwise_than_several(noun: str, several: str) -> None:
+    assert [plural(noun, count) for count in (0, 1, 2)] == [several, noun, several]

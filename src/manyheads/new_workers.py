@@ -23,6 +23,7 @@ from manyheads.session import Session, open_session
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION
 from manyheads.tree import Params, fingerprint, repeat, select
+from manyheads.units import plural
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,8 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     else:
         first = f"{held.start} + " if held.start else ""
         whose = f"of worker {first}i mod {len(held)}"
-    session.notes.append(f"Representation after {learned.round} rounds of {run.path}: {whose}.")
+    trained = f"{learned.round} {plural('round', learned.round)}"
+    session.notes.append(f"Representation after {trained} of {run.path}: {whose}.")
     initial = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
     return replace(session, ctx=replace(session.ctx, initial=initial))
 

@@ -11,6 +11,7 @@ from manyheads.errors import Passing, UserError
 from manyheads.files import write_json
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.store.layout import SITE, read_object
+from manyheads.units import plural
 
 
 class Sites:
@@ -137,7 +138,7 @@ def _files(files: str, workers: range) -> str:
 
 
 def _workers(workers: Sequence[int]) -> str:
-    return f"worker{'s' if len(workers) > 1 else ''} {', '.join(map(str, workers))}"
+    return f"{plural('worker', len(workers))} {', '.join(map(str, workers))}"
 
 
 def _were(workers: Sequence[int]) -> str:

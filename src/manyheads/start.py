@@ -15,6 +15,7 @@ from manyheads.session import Session
 from manyheads.sites import refuse_others
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION
+from manyheads.units import plural
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
     # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
     held = directory.finished_rounds() if session.sharers.rank == 0 else 0
     finished = held >= rounds
+    asked = f"the {rounds} {plural('round', rounds)} asked for"
     count = session.processes.total(finished)
     if not count:
         return False
@@ -57,8 +59,8 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
         # All end here: torchrun lets none go before the last.
         whose = "this site has ended" if finished else "other sites have ended"
         others = "others have not" if finished else "this one has not"
-        raise UserError(f"{whose} these {rounds} rounds and {others}: give all of them more --rounds.")
-    what = f"{held} rounds, and its result is that of the last" if held > rounds else f"these {rounds} rounds"
+        raise UserError(f"{whose} {asked} and {others}: give all of them more --rounds.")
+    what = f"{held} rounds, and its result is that of the last" if held > rounds else asked
     session.notes.append(f"{directory.path} already holds {what}: nothing to do.")
     return True
 
@@ -78,7 +80,7 @@ def take_up(session: Session, saver: Saver) -> Start:
         session.notes.extend(sites.disturbances)
         if snapshot is None and round > 0:
             session.notes.append(
-                f"{directory.path} holds no checkpoint to go on from, and the other sites have trained {round} rounds:"
+                f"{directory.path} holds no checkpoint to go on from, and the other sites have come to round {round}:"
                 " this one begins with first weights. If it has trained before, stop it and give the --out it had."
             )
         if sites.away and not restarted():

@@ -1,4 +1,4 @@
-"""Sizes, times, numbers and their deviations as people read them."""
+"""Sizes, times, numbers, their deviations and what they count, as people read them."""
 
 import re
 
@@ -24,6 +24,11 @@ def human_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d} min"
     return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+
+
+def plural(noun: str, count: float) -> str:
+    """What so many are called: ``round`` of 1, ``rounds`` of others."""
+    return noun if count == 1 else noun + ("es" if noun.endswith(("s", "ch")) else "s")
 
 
 def short(value: float, digits: int = 3) -> str:

@@ -43,7 +43,7 @@ def test_train_again_and_further(capsys: pytest.CaptureFixture) -> None:
 
     before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     again = _train(capsys, "deprl", *SMALL)
-    assert f"note: {out} already holds these 2 rounds: nothing to do." in again
+    assert f"note: {out} already holds the 2 rounds asked for: nothing to do." in again
     assert again[-3:] == lines[-3:]
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 

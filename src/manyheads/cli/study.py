@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.parser import Commands, Parser, number
 from manyheads.errors import UserError
+from manyheads.units import plural
 
 if TYPE_CHECKING:
     from manyheads.experiment import Runtime
@@ -100,7 +101,7 @@ def run(args: argparse.Namespace) -> None:
         _report(args.name, size, folder)
     if errors:
         (first, why), *_ = errors.items()
-        raise UserError(f"{len(errors)} runs failed, the first {first}: {why}")
+        raise UserError(f"{len(errors)} {plural('run', len(errors))} failed, the first {first}: {why}")
 
 
 @contextmanager

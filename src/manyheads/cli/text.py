@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
-from manyheads.units import human_bytes, human_seconds, no_finer, short
+from manyheads.units import human_bytes, human_seconds, no_finer, plural, short
 
 _NOTHING = "–"
 
@@ -16,9 +16,9 @@ def headline(title: str, options: Mapping[str, Any]) -> str:
     from manyheads.topology import brief
 
     graph = "no graph" if options["graph"] == "none" else brief(options["graph"])
-    who = f"{options['workers']} worker{'s' * (options['workers'] != 1)}"
-    trains = f"{options['split']}, {graph}, {options['model']}, {rounds(options['rounds'])}"
-    return f"{title} on {options['data']}: {who}, {trains}"
+    workers, rounds = options["workers"], options["rounds"]
+    trains = f"{options['split']}, {graph}, {options['model']}, {rounds} {plural('round', rounds)}"
+    return f"{title} on {options['data']}: {workers} {plural('worker', workers)}, {trains}"
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> str:
@@ -58,18 +58,14 @@ def summary_table(values: Mapping[str, Any]) -> str:
     return text
 
 
-def rounds(count: int) -> str:
-    """So many rounds, in words."""
-    return f"{count} round{'s' * (count != 1)}"
-
-
 def summary_line(summary: Mapping[str, Any]) -> str:
     """The outcome of a run in one line."""
     scores = outcome(summary)
     if not _nobody_tested(summary):
         left_out = _left_out(summary)
         scores += f"{left_out and f' ({left_out})'}, worst tenth {score(summary, 'accuracy_worst10')}"
-    return f"{summary['algorithm']}: {scores}, {rounds(summary['rounds'])}, {human_seconds(summary['seconds'])}"
+    count = summary["rounds"]
+    return f"{summary['algorithm']}: {scores}, {count} {plural('round', count)}, {human_seconds(summary['seconds'])}"
 
 
 def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]]) -> str:
@@ -122,4 +118,4 @@ def _is_known(value: float | None) -> bool:
 def _left_out(values: Mapping[str, Any]) -> str:
     """The workers that a record's accuracies are no mean over, in words; empty: they are one over all."""
     count = values["workers_without_test"]
-    return f"{count} worker{'s' * (count != 1)} left out" if count else ""
+    return f"{count} {plural('worker', count)} left out" if count else ""

@@ -18,6 +18,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import Passing, UserError, one_line
 from manyheads.network.restarts import how_it_goes_on
+from manyheads.units import plural
 
 _BEAT_SECONDS = 0.5
 """How often a process says in the store how far it is."""
@@ -176,7 +177,7 @@ class Processes:
             return "a process"
         if self.whose is None:
             return named(ranks)
-        return f"the process{'es' if len(ranks) > 1 else ''} of {' and '.join(self.whose[rank] for rank in ranks)}"
+        return f"the {plural('process', len(ranks))} of {' and '.join(self.whose[rank] for rank in ranks)}"
 
     def failure(self, line: str) -> str | None:
         """What to show when this process fails with a line of its own (``one_line``); None: another here shows it.
@@ -314,7 +315,7 @@ class Processes:
 
 
 def named(ranks: Sequence[int]) -> str:
-    return f"process{'es' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"{plural('process', len(ranks))} {', '.join(map(str, ranks))}"
 
 
 def ask(question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:

@@ -9,7 +9,7 @@ from manyheads.algorithms.base import twins
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
-from manyheads.units import no_finer
+from manyheads.units import no_finer, plural
 
 _MOST_NAMED = 3
 """Systems that the title names one by one."""
@@ -152,8 +152,8 @@ def _local_work(system: System) -> str:
         given = number(system.own[steps])
         batches += given or 0
         passes += 0 if given is not None else number(system.own[epochs]) or 0
-    counts = [f"{passes:g} pass{'es' if passes != 1 else ''}"] if passes else []
-    counts += [f"{batches:g} mini-batch{'es' if batches != 1 else ''}"] if batches else []
+    counts = [f"{passes:g} {plural('pass', passes)}"] if passes else []
+    counts += [f"{batches:g} {plural('mini-batch', batches)}"] if batches else []
     if not counts:
         return ""
     models, share = _option(system, "num_models") or 1, number(system.own.get("participation"))
