@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from manyheads.errors import UserError
-from manyheads.files import locked, read_tensors, replacing, sha256, to_json, write_atomically, write_tensors
+from manyheads.files import (
+    locked,
+    read_sealed,
+    replacing,
+    sha256,
+    to_json,
+    write_atomically,
+    write_sealed,
+    write_tensors,
+)
 from manyheads.tree import as_bytes
 
 DTYPES = [
@@ -123,14 +132,19 @@ def test_tensors_may_share_memory(tmp_path: Path) -> None:
 
 def test_tensors_are_read_back_and_a_damaged_file_is_named(tmp_path: Path) -> None:
     path, tensors = tmp_path / "t.safetensors", {"a": torch.arange(6.0).view(2, 3), "b": torch.tensor(7)}
-    assert read_tensors(path) is None
-    write_tensors(path, tensors)
-    found = read_tensors(path)
-    assert found is not None and found.keys() == tensors.keys()
-    assert all(torch.equal(found[name], leaf) for name, leaf in tensors.items())
-    path.write_bytes(path.read_bytes()[:40])
+    assert read_sealed(path) is None
+    for write in (write_tensors, write_sealed):
+        write(path, tensors)
+        found = read_sealed(path)
+        assert found is not None and found.keys() == tensors.keys()
+        assert all(torch.equal(found[name], leaf) for name, leaf in tensors.items())
+    whole = path.read_bytes()
+    path.write_bytes(whole[:40])
     with pytest.raises(UserError, match=r"t.safetensors cannot be read .*: put the file back"):
-        read_tensors(path)
+        read_sealed(path)
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"t.safetensors is damaged: put the file back"):
+        read_sealed(path)
 
 
 def test_one_number_of_one_worker(tmp_path: Path) -> None:

@@ -20,9 +20,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.errors import Passing, UserError
-from manyheads.tree import as_bytes
+from manyheads.tree import as_bytes, fingerprint
 
 _POLL_SECONDS = 0.1
+_SEAL = "fingerprint"
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -138,15 +139,25 @@ def write_tensors(
     return digest.hexdigest()
 
 
-def read_tensors(path: Path) -> dict[str, Tensor] | None:
-    """All of a safetensors file; None: there is none."""
+def write_sealed(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file that knows the hash of its tensors."""
+    write_tensors(path, tensors, {_SEAL: _seal(tensors)})
+
+
+def read_sealed(path: Path) -> dict[str, Tensor] | None:
+    """All of what ``write_sealed`` wrote, which must be as it was; None: there is no such file."""
     if not path.exists():
         return None
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            seal = (file.metadata() or {}).get(_SEAL)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read ({error}): put the file back.") from None
+    # Files of the first versions have none.
+    if seal not in (None, _seal(found)):
+        raise UserError(f"{path} is damaged: put the file back.")
+    return found
 
 
 def sync(path: Path) -> None:
@@ -172,6 +183,11 @@ def write_json(path: Path, value: Any) -> None:
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: numbers that are not finite become null."""
     return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _seal(tensors: Mapping[str, Tensor]) -> str:
+    # A file has them in an order of its own.
+    return fingerprint(dict(sorted(tensors.items())))
 
 
 def _ours(handle: int) -> bool:

@@ -12,7 +12,7 @@ from manyheads.algorithms import find_algorithm
 from manyheads.checkpoint import Snapshot, latest_round, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.files import read_tensors, sha256
+from manyheads.files import read_sealed, sha256
 from manyheads.models import Split
 from manyheads.models.split import statistics
 from manyheads.store.layout import (
@@ -117,7 +117,7 @@ class Run:
 
     def constants(self) -> dict[str, Tensor]:
         """What all workers' nets have alike and none trains, as requires_grad=False asks for."""
-        return read_tensors(self.path / CONSTANTS) or {}
+        return read_sealed(self.path / CONSTANTS) or {}
 
     def model(self, worker: int) -> Split:
         """The net a worker deploys, on the CPU and in eval mode. Only that worker's rows are held."""

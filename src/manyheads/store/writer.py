@@ -17,12 +17,13 @@ from manyheads.experiment import Experiment, flat
 from manyheads.files import (
     disk_errors,
     locked,
-    read_tensors,
+    read_sealed,
     shows,
     sync,
     to_json,
     write_atomically,
     write_json,
+    write_sealed,
     write_tensors,
 )
 from manyheads.own_code import changed, hashes
@@ -120,11 +121,11 @@ class RunDirectory:
     def keep_constants(self, constants: Mapping[str, Tensor], *, begun: bool) -> None:
         """Keep what no worker trains; of a run that has ``begun`` it must be what is kept already."""
         path = self.path / CONSTANTS
-        kept = read_tensors(path) if begun else None
+        kept = read_sealed(path) if begun else None
         if kept is None:
             path.unlink(missing_ok=True)
             if constants:
-                write_tensors(path, constants)
+                write_sealed(path, constants)
         elif kept.keys() != constants.keys() or not all(
             np.array_equal(kept[name], constants[name], equal_nan=True) for name in kept
         ):
