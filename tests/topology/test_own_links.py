@@ -1,11 +1,12 @@
 """Graphs of a user's own: what is named is what is mixed, in one text, with weights and by round."""
 
 import re
+from functools import reduce
 
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import UserError
@@ -92,12 +93,36 @@ def test_one_matrix_for_all_rounds_is_refused_just_where_it_never_brings_agreeme
     if spectral(mixing).rho < 1 - 1e-9:
         check_agreement(mixing)
     else:
-        with pytest.raises(UserError, match=r"leaves nobody a weight of its own, .* can never agree: give links"):
+        with pytest.raises(UserError, match=r"camps that at most exchange models, .* can never agree: give links"):
+            check_agreement(mixing)
+
+
+@patient
+@given(st.data(), st.integers(2, 6), st.integers(1, 3))
+def test_rounds_that_change_are_refused_just_where_they_never_bring_agreement(data, num_workers, period):
+    """In each round some pairs exchange their models or mix them; the others keep what they have."""
+    rounds = []
+    for _ in range(period):
+        order = data.draw(st.permutations(range(num_workers)))
+        pairs = [*zip(order[::2], order[1::2], strict=False)][: data.draw(st.integers(1, num_workers // 2))]
+        rounds.append(",".join(f"{i}-{j}={data.draw(st.sampled_from([1, 0.5]))}" for i, j in pairs))
+    try:
+        mixing = build_mixing("links:" + "/".join(rounds), num_workers)
+    except UserError as refused:
+        assert "not connected" in str(refused)
+        assume(False)
+    product = reduce(np.matmul, (mixing.rows(round).dense() for round in range(period)))
+    if np.sort(np.abs(np.linalg.eigvals(product)))[-2] < 1 - 1e-6:
+        check_agreement(mixing)
+    else:
+        with pytest.raises(UserError, match="can never agree"):
             check_agreement(mixing)
 
 
 def test_models_that_are_exchanged_now_may_be_mixed_later():
     check_agreement(build_mixing("links:0-1=1/0-1=0.5", 2))
+    with pytest.raises(UserError, match="can never agree"):
+        check_agreement(build_mixing("links:0-1=1/1-2=1", 3))
     check_agreement(build_mixing("links:0-1=0.5,1-2=0.5,2-3=0.5,0-3=0.5", 4, link_failure=0.1))
 
 

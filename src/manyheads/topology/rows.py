@@ -136,21 +136,36 @@ def check(mixing: Mixing) -> None:
 
 
 def check_agreement(mixing: Mixing) -> None:
-    """Refuse one P for all rounds by which two camps only exchange their models, as nobody keeps any of its own.
+    """Refuse rounds that repeat themselves and in which camps of workers at most exchange their models.
 
-    Where P changes by round nothing is refused: what is exchanged in one may be mixed in another.
+    They show by a model's ways through the rounds: these do not lead to everybody, or back to its worker only after
+    multiples of more rounds than the period has.
     """
-    if mixing.period != 1:
+    period, num_workers = mixing.period, mixing.num_workers
+    if period is None:
         return
-    rows, num_workers = mixing.rows(0), mixing.num_workers
-    links = rows.receivers != rows.columns
-    if (rows.weights[~links] > TOLERANCE).any():
-        return
-    receiver, sender = rows.receivers[links], rows.columns[links]
-    # Every worker stands for two, as reached in an even and in an odd number of steps: camps keep these apart.
-    even_to_odd, odd_to_even = (receiver + num_workers, sender), (receiver, sender + num_workers)
-    if not connected(2 * num_workers, *map(np.concatenate, zip(even_to_odd, odd_to_even, strict=True))):
+    links = []
+    for round in range(period):
+        rows = mixing.rows(round)
+        heard = (rows.receivers != rows.columns) | (rows.weights > TOLERANCE)
+        # A worker stands for one in each round, who hears those of the round before.
+        after = (round + 1) % period
+        links.append((after * num_workers + rows.receivers[heard], round * num_workers + rows.columns[heard]))
+    receiver, sender = map(np.concatenate, zip(*links, strict=True))
+    everyone = period * num_workers
+    if not connected(everyone, receiver, sender) or _cycle(everyone, receiver, sender) > period:
         raise UserError(
-            f"{mixing.name} on {num_workers} workers leaves nobody a weight of its own, so they exchange models and can"
+            f"{mixing.name} on {num_workers} workers parts them into camps that at most exchange models, so they can"
             " never agree: give links whose weights come to less than 1."
         )
+
+
+def _cycle(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> int:
+    """What the numbers of steps on all ways back to oneself are multiples of, where every worker can be reached."""
+    steps = np.full(num_workers, -1)
+    steps[0] = done = 0
+    while (steps < 0).any():
+        reached = receiver[steps[sender] == done]
+        done += 1
+        steps[reached[steps[reached] < 0]] = done
+    return int(np.gcd.reduce(steps[sender] + 1 - steps[receiver]))
