@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +25,8 @@ def made(lab, tmp_path: Path):
     def make(**runtime: object) -> tuple[Saver, object]:
         session = lab.opened(lab.tiny(DePRL(), rounds=100))
         session = replace(session, runtime=replace(session.runtime, **runtime))
-        directory = RunDirectory.open(tmp_path / "run", session.experiment, resume=False)
+        with ExitStack() as held:
+            directory = RunDirectory.open(tmp_path / "run", session.experiment, held, resume=False)
         return Saver(session, directory), session.experiment.algorithm.init(session.ctx)
 
     return make

@@ -2,6 +2,7 @@
 
 import copy
 import weakref
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
     def opened() -> tuple[Session, Saver]:
         session = lab.opened(lab.tiny(DePRL(), rounds=100))
         session = replace(session, runtime=replace(session.runtime, checkpoint_every=1))
-        return session, Saver(session, RunDirectory.open(tmp_path / "run", session.experiment, resume=False))
+        with ExitStack() as held:
+            return session, Saver(session, RunDirectory.open(tmp_path / "run", session.experiment, held, resume=False))
 
     session, saver = opened()
     state, traffic = session.experiment.algorithm.init(session.ctx), session.ctx.network.traffic

@@ -7,7 +7,6 @@ from pathlib import Path
 from manyheads.algorithms.base import State
 from manyheads.checkpoint import Snapshot
 from manyheads.errors import UserError
-from manyheads.files import locked
 from manyheads.models.split import constants_of
 from manyheads.network.restarts import restarted
 from manyheads.saver import Saver
@@ -29,7 +28,7 @@ class Start:
 
 
 def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirectory:
-    """The run directory, locked for as long as ``held`` is."""
+    """The run directory; unless it is finished, others are kept out for as long as ``held`` is."""
     sites, sharers = session.sites, session.sharers
     if sites:
         refuse_others(path, session.ctx.network.workers)
@@ -40,9 +39,12 @@ def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirector
     if sharers.rank > 0:
         return RunDirectory(path)
     resume, content = session.runtime.resume, session.everyone.content
-    directory = RunDirectory.open(path, session.experiment, resume=resume, patience=sharers.patience, content=content)
-    held.enter_context(locked(directory.path, sharers.patience))
-    return directory
+    directory = RunDirectory(path)
+    if directory.finished(session.ctx.rounds):
+        # It is only read, and may lie where nobody can write.
+        directory.check(session.experiment, content)
+        return directory
+    return RunDirectory.open(path, session.experiment, held, resume=resume, patience=sharers.patience, content=content)
 
 
 def is_finished(session: Session, directory: RunDirectory) -> bool:

@@ -1,6 +1,8 @@
 """``train`` end to end: a new run, the same command again, more rounds, other options; what people and scripts see."""
 
+import errno
 import json
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +28,22 @@ def _train(capsys: pytest.CaptureFixture, *words: str) -> list[str]:
     caught = capsys.readouterr()
     assert caught.err == ""
     return caught.out.splitlines()
+
+
+def test_a_finished_run_is_shown_where_nothing_can_be_written(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = _train(capsys, "deprl", *SMALL)
+    (Path(lines[-1]) / ".models.safetensors.12ab34cd.part").touch()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("manyheads.files.os.open", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert _train(capsys, "deprl", *SMALL)[-3:] == lines[-3:]
+    assert main(["train", "deprl", *SMALL, "--rounds", "3"]) == 2
+    assert "Read-only file system" in capsys.readouterr().err
 
 
 def test_train_again_and_further(capsys: pytest.CaptureFixture) -> None:

@@ -1,7 +1,7 @@
 """A run that writes into a directory without being trained."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -57,7 +57,8 @@ def record(round: int, **values: Any) -> Record:
 
 
 def start(path: Path, experiment: Experiment = EXPERIMENT, resume: bool = False) -> RunDirectory:
-    return RunDirectory.open(path, experiment, resume=resume)
+    with ExitStack() as held:
+        return RunDirectory.open(path, experiment, held, resume=resume)
 
 
 def save_checkpoint(path: Path, round: int, experiment: Experiment = EXPERIMENT) -> Snapshot:

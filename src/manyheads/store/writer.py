@@ -56,11 +56,18 @@ class RunDirectory:
 
     @staticmethod
     def open(
-        path: Path, experiment: Experiment, *, resume: bool, patience: float = 0.0, content: str | None = None
+        path: Path,
+        experiment: Experiment,
+        held: ExitStack,
+        *,
+        resume: bool,
+        patience: float = 0.0,
+        content: str | None = None,
     ) -> "RunDirectory":
         """Make a run directory, or take up one of the same experiment; anything else is refused and left as it is.
 
-        ``content`` is the fingerprint of data that may have changed under their name since.
+        Others are kept out for as long as ``held`` is. ``content`` is the fingerprint of data that may have changed
+        under their name since.
         """
         if resume and not path.exists():
             raise UserError(f"--resume: there is no {path}. Leave --resume out to start a run there.")
@@ -71,9 +78,33 @@ class RunDirectory:
             if not (path / EXPERIMENT).exists() and any(path.glob("[!.]*")):
                 raise UserError(f"{path} is not empty and no run directory: choose another --out.")
             path.mkdir(parents=True, exist_ok=True)
-        with locked(path, patience):
-            directory._take_up(experiment, content)
+        held.enter_context(locked(path, patience))
+        directory._take_up(experiment, content)
         return directory
+
+    def check(self, experiment: Experiment, content: str | None) -> dict[str, Any]:
+        """Refuse another experiment than the one that is here, other data or other code; gives what is written of it.
+
+        Until there is something to go on from, code may change: its first mistakes show in the first round.
+        """
+        stored = read_description(self.path / EXPERIMENT)
+        if differences := _differences(stored, experiment):
+            raise UserError(
+                f"{self.path} holds another experiment ({'; '.join(differences[:_NAMED_DIFFERENCES])}):"
+                " choose another --out, or give the options it was started with."
+            )
+        if is_other_data(self.path / PARTITION, content):
+            raise UserError(
+                f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
+                " or choose another --out."
+            )
+        # Or one curve would be of two.
+        name = self.changed_code(experiment)
+        if name and (self.finished_rounds() or latest_round(self.path / CHECKPOINT)):
+            raise UserError(
+                f"{self.path} was begun with other code of its {name}: put that back, or choose another --out."
+            )
+        return stored
 
     def finished(self, rounds: int) -> bool:
         """Whether the run has come to its end after at least so many rounds."""
@@ -199,17 +230,7 @@ class RunDirectory:
             part.unlink()
         path = self.path / EXPERIMENT
         if path.exists():
-            stored = read_description(path)
-            if differences := _differences(stored, experiment):
-                raise UserError(
-                    f"{self.path} holds another experiment ({'; '.join(differences[:_NAMED_DIFFERENCES])}):"
-                    " choose another --out, or give the options it was started with."
-                )
-            if is_other_data(self.path / PARTITION, content):
-                raise UserError(
-                    f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
-                    " or choose another --out."
-                )
+            stored = self.check(experiment, content)
             self._keep_code(experiment)
             if self.finished(rounds) or stored["rounds"] == rounds:
                 return
@@ -223,16 +244,9 @@ class RunDirectory:
         self._keep_code(experiment)
 
     def _keep_code(self, experiment: Experiment) -> None:
-        """Keep what the user's code is known by; code that has changed is refused, or one curve would be of two.
-
-        Until there is something to go on from, code may change: its first mistakes show in the first round.
-        """
-        name, now = self.changed_code(experiment), hashes(experiment)
-        if name and (self.finished_rounds() or latest_round(self.path / CHECKPOINT)):
-            raise UserError(
-                f"{self.path} was begun with other code of its {name}: put that back, or choose another --out."
-            )
-        if now and (name or not (self.path / CODE).exists()) and not self.finished_rounds():
+        """Keep what the user's code is known by."""
+        new = self.changed_code(experiment) or not (self.path / CODE).exists()
+        if new and (now := hashes(experiment)) and not self.finished_rounds():
             write_json(self.path / CODE, now)
 
 

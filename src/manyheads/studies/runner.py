@@ -4,14 +4,13 @@ import gc
 import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from manyheads.experiment import Runtime
-from manyheads.files import locked
 from manyheads.jobs import Job, News, run_jobs, to_the_end
 from manyheads.new_workers import open_join
 from manyheads.parts import pick_device
@@ -121,9 +120,9 @@ class Runner:
         session = open_session(trial.experiment, replace(runtime, out=None))
         # Beside the one with weights that new workers would look for.
         path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
-        directory = RunDirectory.open(path, session.experiment, resume=False, content=session.everyone.content)
-        record = None
-        with locked(path):
+        content, record = session.everyone.content, None
+        with ExitStack() as held:
+            directory = RunDirectory.open(path, session.experiment, held, resume=False, content=content)
             directory.cut_back(0)
             session.everyone.save(directory.path / PARTITION)
             for step in run(session):
