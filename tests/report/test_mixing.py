@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.algorithms import DPSGD
-from manyheads.metrics.theorem import describe, of_mixing
+from manyheads.metrics.theorem import describe
 from manyheads.report.comparison import open_comparison
 from manyheads.report.mixing import mixed_by, rows, steady_mixing
 from manyheads.rounds import run
@@ -19,7 +19,7 @@ def test_systems_that_mix_alike_share_a_row_whatever_else_differs(tmp_path: Path
     (row,) = rows(open_comparison(tmp_path))
     assert (row.graph, row.workers, row.systems, row.verdict) == ("ring", 8, "DePRL, D-PSGD, DisPFL", "vacuous")
     assert row.gap == f"{spectral(build_mixing('ring', 8)).gap:.2g}"
-    found = of_mixing(build_mixing("ring", 8))
+    found = describe(build_mixing("ring", 8)).constants
     assert found is not None
     assert row.powers[0] == f"{found.c:.1f}" and row.powers[-1] == f"{found.rounds_repaired:.1f}"
 

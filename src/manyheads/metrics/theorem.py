@@ -63,22 +63,13 @@ def constants(smallest_weight: float, num_workers: int, *, lipschitz: float = 1.
     return TheoremConstants(*(value * log10(e) for value in (log_c, log_gap, log_beta, printed, repaired)))
 
 
-def of_mixing(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> TheoremConstants | None:
-    """The constants of a mixing; None: the theorem does not apply, as it takes one doubly stochastic P that mixes."""
-    matrix = mixing.rows(0).dense()
-    smallest = float(matrix[matrix > 0].min())
-    if mixing.period != 1 or not mixing.doubly_stochastic or smallest == 1:
-        return None
-    return constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau)
-
-
 @dataclass(frozen=True)
 class Mixed:
     """How fast a mixing mixes, and what the theorem makes of it."""
 
     gap: float
     constants: TheoremConstants | None
-    """None: the theorem does not speak of such a mixing."""
+    """None: the theorem does not apply, as it takes one doubly stochastic P that mixes."""
 
     @property
     def verdict(self) -> str:
@@ -97,7 +88,11 @@ class Mixed:
 
 def describe(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> Mixed:
     """The spectral gap of a mixing, and the constants beside it."""
-    return Mixed(spectral(mixing).gap, of_mixing(mixing, lipschitz=lipschitz, tau=tau))
+    matrix = mixing.rows(0).dense()
+    smallest = float(matrix[matrix > 0].min())
+    applies = mixing.period == 1 and mixing.doubly_stochastic and smallest < 1
+    found = constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau) if applies else None
+    return Mixed(spectral(mixing).gap, found)
 
 
 def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
