@@ -31,6 +31,7 @@ from manyheads.tree import Buffers, Params
 
 _KEPT = 2
 _MANIFEST = "manifest.json"
+_GENERATION = "generation"
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class Checkpoints:
         if self.rank == 0:
             self._refuse_another_run()
             make_folder(self.folder)
-            write_atomically(self.folder / "generation", self.generation.encode())
-        elif not shows(self._owns, self.patience):
+            write_atomically(self.folder / _GENERATION, self.generation.encode())
+        elif not shows(lambda: self._owner() == self.generation, self.patience):
             raise UserError(
                 f"process {self.rank} does not see what process 0 writes to {self.folder}:"
                 " choose an --out on a disk that all of them see."
@@ -163,14 +164,13 @@ class Checkpoints:
                         " choose another --out."
                     )
 
-    def _owns(self) -> bool:
-        """Whether the generation that process 0 has written is seen from here."""
-        owner = self.folder / "generation"
-        return owner.exists() and owner.read_text() == self.generation
+    def _owner(self) -> str | None:
+        """The generation that process 0 has written, as it is seen from here; None: there is none."""
+        path = self.folder / _GENERATION
+        return path.read_text() if path.exists() else None
 
     def _check_generation(self) -> None:
-        owner = self.folder / "generation"
-        if owner.exists() and (found := owner.read_text()) != self.generation:
+        if (found := self._owner()) not in (None, self.generation):
             raise Passing(
                 f"{self.folder} was taken over by a later start of this run, generation {found}:"
                 f" stop this one, generation {self.generation}."
