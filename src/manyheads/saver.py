@@ -36,12 +36,12 @@ class Saver:
 
     def __init__(self, session: Session, directory: RunDirectory) -> None:
         self.session, self.directory = session, directory
-        sharers, kept = session.sharers, session.kept_workers
+        sharers = session.sharers
         self.checkpoints = Checkpoints(
             directory.path / CHECKPOINT,
             run_id=session.experiment.run_id,
-            num_workers=session.experiment.workers if session.sites is None else len(kept),
-            workers=kept,
+            num_workers=len(session.everyone.ids),
+            workers=session.kept_workers,
             rank=sharers.rank,
             num_ranks=sharers.count,
             generation=sharers.generation,
