@@ -11,7 +11,7 @@ from manyheads.models.split import constants_of
 from manyheads.network.restarts import restarted
 from manyheads.saver import Saver
 from manyheads.session import Session
-from manyheads.sites import refuse_others
+from manyheads.sites import Sites, refuse_others
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION
 from manyheads.units import plural
@@ -69,26 +69,15 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
 
 def take_up(session: Session, saver: Saver) -> Start:
     """Where the run goes on: at its newest good checkpoint, or at its beginning."""
-    directory, processes, sites = saver.directory, session.processes, session.sites
+    directory = saver.directory
     snapshot, notes = saver.load()
     session.notes.extend(notes)
     state = restore(session, snapshot) if snapshot else session.experiment.algorithm.init(session.ctx)
     if session.sharers.rank == 0:
         directory.keep_constants(constants_of(session.ctx.model), begun=snapshot is not None)
     round = snapshot.round if snapshot else 0
-    if sites:
-        everywhere = [*map(int, processes.texts(str(round)))]
-        round = sites.take_up(directory.path, session.ctx.network.workers, everywhere)
-        session.notes.extend(sites.disturbances)
-        if snapshot is None and round > 0:
-            session.notes.append(
-                f"{directory.path} holds no checkpoint to go on from, and the other sites have come to round {round}:"
-                " this one begins with first weights. If it has trained before, stop it and give the --out it had."
-            )
-        if sites.away and not restarted():
-            session.notes.append(sites.may_have_ended())
-        if processes.decide(sites.overdue()):
-            raise sites.given_up()
+    if session.sites:
+        round = _common_round(session, session.sites, directory.path, round)
     if session.sharers.rank == 0:
         directory.cut_back(round)
         if (directory.path / PARTITION).exists():
@@ -100,6 +89,23 @@ def take_up(session: Session, saver: Saver) -> Start:
         # Killed between its last checkpoint and its summary.
         saver.finish(state, directory.record(round))
     return Start(round, state, snapshot.seconds, snapshot.simulated_seconds)
+
+
+def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int:
+    """The round that all sites go on from, where this one has the state of its ``own``; 0: first weights."""
+    everywhere = [*map(int, session.processes.texts(str(own)))]
+    round = sites.take_up(folder, session.ctx.network.workers, everywhere)
+    session.notes.extend(sites.disturbances)
+    if own == 0 and round > 0:
+        session.notes.append(
+            f"{folder} holds no checkpoint to go on from, and the other sites have come to round {round}: this one"
+            " begins with first weights. If it has trained before, stop it and give the --out it had."
+        )
+    if sites.away and not restarted():
+        session.notes.append(sites.may_have_ended())
+    if session.processes.decide(sites.overdue()):
+        raise sites.given_up()
+    return round
 
 
 def restore(session: Session, snapshot: Snapshot) -> State:
