@@ -88,19 +88,20 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         raise UserError(f"samples are {list(given)}, the nets of {run.path} take {list(taken)}: give --data like that.")
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
-    # A site has those of its own workers alone.
-    held = run.hosted()
-    if len(held) == 1:
-        whose = f"of worker {held.start}"
-    elif new.representation == "mean":
-        whose = f"the mean of {len(held)} workers"
-    else:
-        first = f"{held.start} + " if held.start else ""
-        whose = f"of worker {first}i mod {len(held)}"
     trained = f"{learned.round} {plural('round', learned.round)}"
-    session.notes.append(f"Representation after {trained} of {run.path}: {whose}.")
+    session.notes.append(f"Representation after {trained} of {run.path}: {_whose(run.hosted(), new.representation)}.")
     initial = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
     return replace(session, ctx=replace(session.ctx, initial=initial))
+
+
+def _whose(held: range, which: Literal["own", "mean"]) -> str:
+    """Whose representation new workers take, in words; a site holds those of its own workers alone."""
+    if len(held) == 1:
+        return f"of worker {held.start}"
+    if which == "mean":
+        return f"the mean of {len(held)} workers"
+    first = f"{held.start} + " if held.start else ""
+    return f"of worker {first}i mod {len(held)}"
 
 
 def _check_split(source: Experiment, new: NewWorkers, runtime: Runtime) -> None:
