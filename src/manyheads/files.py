@@ -82,8 +82,9 @@ def make_folder(folder: Path) -> None:
 def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Keep other processes out of a folder for the length of the block. A process that is killed keeps nobody out.
 
-    One that is about to end may be waited for, ``patience`` seconds long.
+    The folder is made where there is none. A process that is about to end may be waited for, ``patience`` seconds long.
     """
+    make_folder(folder)
     with disk_errors(folder):
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.terminal import waiting
     from manyheads.compare import SEEDS, distinct, plan
     from manyheads.experiment import Runtime
-    from manyheads.files import locked, make_folder
+    from manyheads.files import locked
     from manyheads.tune import FACTORS, choose, tunings, with_rates
 
     runtime = Runtime(**given(args, Runtime))
@@ -106,7 +106,6 @@ def run(args: argparse.Namespace) -> None:
         wanted = distinct(asked, runtime, tuned=args.tune is not None)
     jobs = plan(wanted, folder)
     tuned = [] if args.tune is None else tunings(wanted, args.tune or FACTORS, folder)
-    make_folder(folder)
     with locked(folder):
         _refuse_another(folder, jobs, tuned=bool(tuned))
         if tuned:

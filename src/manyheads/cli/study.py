@@ -1,8 +1,8 @@
 """``manyheads study``: a table or figure of the paper: its runs, as far as they are not recorded, and a report."""
 
 import argparse
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -78,13 +78,14 @@ def _add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     from manyheads.cli.text import facts
+    from manyheads.files import locked
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, TITLE
     from manyheads.studies.records import Records
 
     folder = args.out or (_QUICK_OUT if args.quick else _OUT)
     if args.archived is not None:
-        with _alone_in(folder):
+        with locked(folder):
             print(*Records(folder).unpack(args.archived), sep="\n")
     if args.list or (args.name is None and args.archived is None):
         print(facts([*((study.name, study.title) for study in STUDIES.values()), (NAME, TITLE)]))
@@ -96,22 +97,12 @@ def run(args: argparse.Namespace) -> None:
     if args.dry_run:
         print(_plan(trials, Records(folder), args))
         return
-    with _alone_in(folder):
+    with locked(folder):
         errors = {} if args.report else _run(trials, folder, args)
         _report(args.name, size, folder)
     if errors:
         (first, why), *_ = errors.items()
         raise UserError(f"{len(errors)} {plural('run', len(errors))} failed, the first {first}: {why}")
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Inside, nobody else writes to the folder of results."""
-    from manyheads.files import locked, make_folder
-
-    make_folder(folder)
-    with locked(folder):
-        yield
 
 
 def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":

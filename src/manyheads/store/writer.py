@@ -77,7 +77,6 @@ class RunDirectory:
         with disk_errors(path):
             if not (path / EXPERIMENT).exists() and any(path.glob("[!.]*")):
                 raise UserError(f"{path} is not empty and no run directory: choose another --out.")
-            path.mkdir(parents=True, exist_ok=True)
         held.enter_context(locked(path, patience))
         directory._take_up(experiment, content)
         return directory
