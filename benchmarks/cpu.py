@@ -29,6 +29,7 @@ import torch
 from torch import nn
 
 from manyheads import DePRL, Experiment, Runtime, train
+from manyheads.algorithms.phases import HEAD, REPRESENTATION, WHOLE
 from manyheads.data import Dataset, federate, load
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source, plan
@@ -45,7 +46,6 @@ OPTIMISERS = {
     "plain SGD": SGD(lr=0.01),
     "momentum, decay, clip": SGD(lr=0.01, momentum=0.9, weight_decay=1e-5, clip=10.0),
 }
-HEAD, BODY, WHOLE = frozenset({"head"}), frozenset({"representation"}), frozenset({"head", "representation"})
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Work:
     phases: tuple[tuple[str, frozenset[str]], ...]
 
 
-WORKS = (Work("W1", (("head", HEAD), ("body", BODY))), Work("W2", (("body", WHOLE),)))
+WORKS = (Work("W1", (("head", HEAD), ("body", REPRESENTATION))), Work("W2", (("body", WHOLE),)))
 
 
 def phases(work: Work, sgd: SGD) -> list[Phase]:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from manyheads import host_memory
 from manyheads.algorithms import REGISTRY, DePRL
+from manyheads.algorithms.phases import HEAD, REPRESENTATION, WHOLE
 from manyheads.data.dataset import Dataset
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
@@ -47,7 +48,6 @@ from manyheads.randomness import torch_seed
 from manyheads.session import open_session
 from manyheads.tree import Buffers, Params, repeat
 
-HEAD, BODY, WHOLE = frozenset({"head"}), frozenset({"representation"}), frozenset({"head", "representation"})
 RECIPE, PLAIN = SGD(0.01, 0.9, 1e-5, 10.0), SGD(0.01)
 OBJECTIVE = single_head(cross_entropy)
 
@@ -271,7 +271,7 @@ def agreement(bench: Bench) -> None:
     sizes = [37, 20, 16, 9, 1, 33]
     phases = {
         "whole": whole(Epochs(1)),
-        "body": Phase("body", BODY, Epochs(1), RECIPE, OBJECTIVE),
+        "body": Phase("body", REPRESENTATION, Epochs(1), RECIPE, OBJECTIVE),
         "head": Phase("head", HEAD, Epochs(2), RECIPE, OBJECTIVE),
         "head, frozen in eval mode": Phase("head", HEAD, Epochs(2), RECIPE, OBJECTIVE, frozen="eval"),
     }

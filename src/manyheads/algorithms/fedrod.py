@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from manyheads.algorithms.base import Context, Log, State, amount, run_phases
+from manyheads.algorithms.phases import HEAD
 from manyheads.algorithms.server import ServerAlgorithm
 from manyheads.engine.phase import Phase, cross_entropy
 from manyheads.errors import UserError
@@ -42,14 +43,14 @@ class FedRoD(ServerAlgorithm):
 
     name: ClassVar[str] = "fedrod"
     title: ClassVar[str] = "FedRoD"
-    private: ClassVar[frozenset[str]] = frozenset({"head"})
+    private: ClassVar[frozenset[str]] = HEAD
 
     def prepare(self, model: Split) -> Split:
         if not any(weight.requires_grad and weight.ndim > 1 for weight in model.get_submodule("head").parameters()):
             raise UserError(
                 "fedrod needs a head to add another to, and this net's has no weights to train: give another --head."
             )
-        return model.with_head(GENERIC, detach=frozenset({"head"}))
+        return model.with_head(GENERIC, detach=HEAD)
 
     def init(self, ctx: Context) -> State:
         params = dict(ctx.initial.params)

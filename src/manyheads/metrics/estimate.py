@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from manyheads.algorithms.base import Context, State
+from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.engine.phase import Steps
 from manyheads.metrics.spread import spread
 from manyheads.metrics.theory import full_gradient, gradient_phase
@@ -50,7 +51,7 @@ def gradient_noise(point: State, groups: frozenset[str], ctx: Context, *, draws:
 
 def variability(point: State, ctx: Context) -> float:
     """varsigma^2: the mean squared distance of the workers' representation gradients from their mean."""
-    return spread(full_gradient(point, frozenset({"representation"}), ctx), ctx.network).variance
+    return spread(full_gradient(point, REPRESENTATION, ctx), ctx.network).variance
 
 
 def _norms(tree: Params) -> Tensor:
