@@ -10,9 +10,9 @@ that was learned without a head of its own the last layer is relearned.
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Algorithm, Context, Exchange, Log, State
-from manyheads.algorithms.phases import WHOLE, train_alternating
-from manyheads.engine.phase import Epochs
+from manyheads.algorithms.base import Algorithm, Context, Exchange, Log, State, run_phases
+from manyheads.algorithms.phases import HEAD, WHOLE
+from manyheads.engine.phase import Epochs, Phase
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class Join(Algorithm):
     stream: ClassVar[str] = "join"
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        return train_alternating(state, round, ctx, Epochs(1), Epochs(0), "train", ctx.present(round))
+        phase = Phase("head", HEAD, Epochs(1), ctx.rates.sgd(round, head=True), ctx.objective)
+        return run_phases(state, [phase], round, ctx, ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return state

@@ -5,8 +5,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, merge
-from manyheads.algorithms.phases import HEAD, train_alternating
+from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, merge, run_phases
+from manyheads.algorithms.phases import HEAD, REPRESENTATION
+from manyheads.engine.phase import Phase
 from manyheads.models.split import Split, drawn_layers
 
 
@@ -41,6 +42,10 @@ class PersonalHeads(Algorithm):
         return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())
 
     def train(self, state: State, round: int, ctx: Context, rows: Tensor | None) -> tuple[State, Log]:
-        """Head and representation of some hosted workers move in turn; ``rows`` None: of all."""
+        """The head on a frozen representation, then the representation under the frozen head; ``rows`` None: of all."""
         head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)
-        return train_alternating(state, round, ctx, head, body, self.frozen, rows)
+        phases = [
+            Phase("head", HEAD, head, ctx.rates.sgd(round, head=True), ctx.objective, frozen=self.frozen),
+            Phase("body", REPRESENTATION, body, ctx.rates.sgd(round), ctx.objective),
+        ]
+        return run_phases(state, phases, round, ctx, rows)

@@ -1,6 +1,4 @@
-"""The two ways to train locally that algorithms share: everything at once, or head first and representation after."""
-
-from typing import Literal
+"""The groups of a net by what they are for, and local training that moves all of them at once."""
 
 from torch import Tensor
 
@@ -18,20 +16,3 @@ def train_whole(
     """Representation and head move together."""
     phase = Phase("body", WHOLE, amount, ctx.rates.sgd(round), ctx.objective)
     return run_phases(state, [phase], round, ctx, rows)
-
-
-def train_alternating(
-    state: State,
-    round: int,
-    ctx: Context,
-    head: Epochs | Steps,
-    body: Epochs | Steps,
-    frozen: Literal["train", "eval"],
-    rows: Tensor | None,
-) -> tuple[State, Log]:
-    """The head on a frozen representation, then the representation under the frozen head."""
-    phases = [
-        Phase("head", HEAD, head, ctx.rates.sgd(round, head=True), ctx.objective, frozen=frozen),
-        Phase("body", REPRESENTATION, body, ctx.rates.sgd(round), ctx.objective),
-    ]
-    return run_phases(state, phases, round, ctx, rows)
