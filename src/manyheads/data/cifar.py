@@ -13,7 +13,7 @@ from torch import Tensor
 from manyheads.data.dataset import Dataset
 from manyheads.data.files import Download, Layout, Progress, obtain, read
 from manyheads.data.pixels import Pixels
-from manyheads.errors import UserError
+from manyheads.errors import UserError, first_line
 
 _SITE = "https://www.cs.toronto.edu/~kriz"
 _PIXELS = 3 * 32 * 32
@@ -147,7 +147,7 @@ def parse_python(path: Path, content: np.ndarray, cifar: Cifar) -> tuple[np.ndar
             raise ValueError(f"{list(pixels.shape)} pixels for {len(labels)} labels")
     except Exception as error:  # a foreign file can make the unpickler raise anything
         raise UserError(
-            f"{path} is not a batch of {cifar.name} in the Python layout ({type(error).__name__}: {error}): "
+            f"{path} is not a batch of {cifar.name} in the Python layout ({first_line(error)}): "
             "put the published file there."
         ) from None
     return pixels, _checked_labels(path, labels, cifar)
