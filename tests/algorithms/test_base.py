@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,13 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import DPSGD
-from manyheads.algorithms.base import Rates, amount, run_phases
+from manyheads.algorithms.base import Rates, State, amount, run_phases
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import run
 from manyheads.session import open_session
+from manyheads.tree import add_prefix, strip_prefix
 
 
 class Masked(nn.Module):
@@ -75,3 +77,25 @@ def test_phases_of_a_round_are_told_apart_by_their_names(lab: SimpleNamespace) -
         run_phases(ctx.initial, [phase, phase], 0, ctx, None)
     _, log = run_phases(ctx.initial, [phase, replace(phase, name="again")], 0, ctx, None)
     assert {name: work.steps.tolist() for name, work in log.items()} == {"body": [2] * 4, "again": [2] * 4}
+
+
+def test_a_copy_of_the_net_is_trained_as_a_state_of_its_own(lab: SimpleNamespace) -> None:
+    """In a group of the state it would stay as it is, and its loss would be that of the net."""
+    session = lab.opened(lab.tiny(DPSGD()))
+    ctx, personal = session.ctx, add_prefix(session.ctx.initial.params, "personal")
+    state = State({**ctx.initial.params, **personal}, ctx.initial.buffers)
+    phase = Phase("body", frozenset({"personal"}), Steps(1), SGD(0.1), ctx.objective)
+    with pytest.raises(
+        UserError, match=r"groups of the net \(head, representation\), and 'personal' is none: .*strip_"
+    ):
+        run_phases(state, [phase], 0, ctx, None)
+    moved, _ = run_phases(State(strip_prefix(personal, "personal"), {}), [replace(phase, update=WHOLE)], 0, ctx, None)
+    assert not any(torch.equal(leaf, ctx.initial.params[name]) for name, leaf in moved.params.items())
+
+
+@pytest.mark.parametrize("rows", [[0, 1], np.array([True] * 4), torch.tensor([True, False, True, True])])
+def test_rows_are_numbers(lab: SimpleNamespace, rows: Any) -> None:
+    """Yes and no for every worker would be the rows 0 and 1, each trained again and again."""
+    ctx = lab.opened(lab.tiny(DPSGD())).ctx
+    with pytest.raises(UserError, match=r"rows \(.*\) are no row numbers: give what ctx\.present\(round\) gives"):
+        run_phases(ctx.initial, [], 0, ctx, rows)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.checks import settle
+from manyheads.checks import settle, shown
 from manyheads.engine.batches import Source, num_batches
 from manyheads.engine.phase import SGD, Engine, Epochs, Objective, Phase, Steps
 from manyheads.errors import UserError, unknown
@@ -144,11 +144,16 @@ class Context:
 
     def known(self, groups: Iterable[str], state: State, what: str = "group") -> frozenset[str]:
         """Some groups, which must be the net's or the state's: a misspelt one would own nothing, and go unnoticed."""
-        there = {"representation", *self.model.head_names, *map(group, state.params)}
+        there = {*self.model_groups, *map(group, state.params)}
         named = frozenset([groups] if isinstance(groups, str) else groups)
         for name in sorted(named - there):
             raise unknown(what, name, there)
         return named
+
+    @property
+    def model_groups(self) -> frozenset[str]:
+        """The groups that a net's parameters can be in, be there any in them or not."""
+        return frozenset({"representation", *self.model.head_names})
 
     def mean_model(self, state: State) -> State:
         """The mean of all workers' models in every row: for scores, not for training."""
@@ -261,9 +266,19 @@ def run_phases(
     """Run phases one after another: the state after them and what each was like. Empty phases are skipped."""
     log: Log = {}
     owned = {group(name) for name in state.params}
+    if not (rows is None or (isinstance(rows, Tensor) and rows.dtype == torch.int64)):
+        # A mask of yes and no would be taken for the rows 0 and 1.
+        raise UserError(f"rows {shown(rows)} are no row numbers: give what ctx.present(round) gives.")
     for phase in phases:
-        if not ctx.known(phase.update, state) & owned or phase.amount.count == 0:
+        # A copy of the net in a group of its own would not move, and go unnoticed.
+        for name in sorted(ctx.known(phase.update, state) - ctx.model_groups):
+            raise UserError(
+                f"a phase trains groups of the net ({', '.join(sorted(ctx.model_groups))}), and '{name}' is none: give"
+                f" run_phases the copy of the net in it as a state, with the params strip_prefix(params, '{name}')."
+            )
+        if not phase.update & owned or phase.amount.count == 0:
             continue
+        phase.check_rows(state.params, len(ctx.ids))
         name = phase.name or phase.stream
         if name in log:
             # Its work would take no simulated time, and its loss would be looked at by nobody.

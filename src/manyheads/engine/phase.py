@@ -2,13 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from manyheads.checks import shown, wanted
 from manyheads.data.shards import Shards
-from manyheads.tree import Buffers, Params
+from manyheads.errors import UserError
+from manyheads.tree import Buffers, Params, select
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,25 @@ class Epochs:
 
     count: int
 
+    def __post_init__(self) -> None:
+        _check_count(self)
+
 
 @dataclass(frozen=True)
 class Steps:
     """A number of mini-batches, the same for every worker, out of as many passes as that takes."""
 
     count: int
+
+    def __post_init__(self) -> None:
+        _check_count(self)
+
+
+def _check_count(amount: Epochs | Steps) -> None:
+    """Refuse a count that a phase would never come to the end of."""
+    if not isinstance(amount.count, Integral) or amount.count < 0:
+        given = f"{type(amount).__name__}({shown(amount.count)})"
+        raise UserError(f"{given} is no amount of training: give a whole number of at least 0.")
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,7 @@ class Phase:
     """One stretch of local training, the same for every worker."""
 
     stream: str
-    """Names the random stream: ``head`` for head phases, ``body`` for every other."""
+    """Names the random stream: ``head`` for head phases, ``body`` for every other, or a name of the algorithm's own."""
     update: frozenset[str]
     """The groups that move, each with the BatchNorm statistics in it. All others are frozen."""
     amount: Epochs | Steps
@@ -67,6 +83,36 @@ class Phase:
     """How a frozen representation runs: in train mode as in the paper, or in eval mode."""
     name: str = ""
     """What a round's log calls it; empty: as its stream."""
+
+    def __post_init__(self) -> None:
+        pull: object = self.proximal
+        if pull is not None and not (isinstance(pull, tuple) and len(pull) == 2 and isinstance(pull[0], dict)):
+            raise UserError("proximal of a phase is no anchor with its strength: give both, as in (state.params, 0.1).")
+        for name, kind in wanted(Phase).items():
+            kind.check(f"{name} of a phase", getattr(self, name))
+
+    def check_rows(self, params: Params, num_workers: int) -> None:
+        """Refuse what it holds of the workers and is not as their leaves are: it would be stretched, or passed over."""
+        moving, mask = select(params, self.update), self.mask or {}
+        anchor = moving if self.proximal is None else self.proximal[0]
+        for what, names, leaves in (("proximal", moving, anchor), ("mask", mask, mask)):
+            for name in names:
+                given, meant = _form(leaves.get(name)), _form(params.get(name))
+                if given != meant:
+                    raise UserError(
+                        f"{what} of a phase has {given} for {name}, of which the workers have {meant}: give it a leaf"
+                        " with the name and shape of each that it is for."
+                    )
+        for name, leaf in self.constants.items():
+            if not (isinstance(leaf, Tensor) and leaf.shape[:1] == (num_workers,)):
+                raise UserError(
+                    f"constants of a phase has {_form(leaf)} for {name}: give a tensor with a row for each of the"
+                    f" {num_workers} workers here, [{num_workers}, ...]."
+                )
+
+
+def _form(leaf: object) -> str:
+    return str(list(leaf.shape)) if isinstance(leaf, Tensor) else "nothing" if leaf is None else shown(leaf)
 
 
 @dataclass(frozen=True)
