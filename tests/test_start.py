@@ -3,19 +3,24 @@
 import copy
 import weakref
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 
 from manyheads.algorithms import DPSGD, DePRL
+from manyheads.algorithms.base import Algorithm, Context, Log, State
+from manyheads.algorithms.phases import train_whole
+from manyheads.engine.phase import Steps
 from manyheads.errors import UserError
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
 from manyheads.session import Session
 from manyheads.start import restore, take_up
-from manyheads.store import RunDirectory
+from manyheads.store import Run, RunDirectory
+from manyheads.tree import add_prefix, strip_prefix
 
 
 def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
@@ -67,3 +72,37 @@ def test_a_run_is_not_continued_with_another_net(lab, tmp_path: Path):
         with pytest.raises(UserError, match=r"begun with another net \(representation\.0\.weight differs\)"):
             list(train(replace(experiment, rounds=9), runtime))
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+
+
+@dataclass(frozen=True, kw_only=True)
+class Members(Algorithm):
+    """Two copies of the net, and no net beside them."""
+
+    name: ClassVar[str] = "members"
+    title: ClassVar[str] = "Members"
+
+    def init(self, ctx: Context) -> State:
+        pair = [add_prefix(ctx.initial.params, f"member{k}") for k in range(2)]
+        return State({**pair[0], **pair[1]}, ctx.initial.buffers)
+
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
+        moved, log = train_whole(self.models(state, ctx), round, ctx, Steps(1), None)
+        return State({**state.params, **add_prefix(moved.params, "member0")}, moved.buffers), log
+
+    def mix(self, state: State, round: int, ctx: Context) -> State:
+        return ctx.mix(state, {"member0"}, round)
+
+    def models(self, state: State, ctx: Context) -> State:
+        return State(strip_prefix(state.params, "member0"), state.buffers)
+
+
+def test_a_state_need_not_hold_the_net_itself(lab, tmp_path: Path):
+    long, short = lab.tiny(Members(), rounds=3), lab.tiny(Members(), rounds=1)
+    straight, broken = (replace(lab.cpu, out=tmp_path / name) for name in ("straight", "broken"))
+    list(train(long, straight))
+    list(train(short, broken))
+    assert [record.round for record in train(long, broken)] == [2, 3]
+    whole, resumed = (
+        Run.open(runtime.out, algorithm=Members(), data=long.data).state() for runtime in (straight, broken)
+    )
+    assert all(torch.equal(leaf, resumed.params[name]) for name, leaf in whole.params.items())

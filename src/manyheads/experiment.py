@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.base import Schedule, twins
-from manyheads.algorithms.checking import check_class
+from manyheads.algorithms.checking import check_class, prepared_net
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
@@ -205,7 +205,7 @@ class Experiment:
         with every_seed(seed):
             net = build(self.recipe.model, input_shape, num_outputs, head=self.head, norm=self.norm, example=example)
         # Not by net.to(), which would leave complex numbers nothing but their real part.
-        return self.algorithm.prepare(net.double() if self.dtype == torch.float64 else net.float())
+        return prepared_net(self.algorithm, net.double() if self.dtype == torch.float64 else net.float())
 
 
 @dataclass(frozen=True, kw_only=True)

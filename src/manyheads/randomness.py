@@ -67,6 +67,13 @@ def every_seed(seed: int) -> Iterator[None]:
             np.random.set_state(numpys)  # noqa: NPY002 (as above)
 
 
+def standing() -> tuple[object, ...]:
+    """Where the generators stand that all code of a process shares: torch's on the CPU, Python's and numpy's."""
+    with _TORCH:
+        _, numbers, *rest = np.random.get_state()  # noqa: NPY002 (it is the user's who may draw from it)
+        return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes(), rest
+
+
 def hashed(key: Tensor, count: int) -> Tensor:
     """The first ``count`` hashes a key names: keys [...] int64 -> [..., count] int64, the same bits on every device.
 

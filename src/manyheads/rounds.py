@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
 
-from manyheads.algorithms.checking import check_first, mixed_state, trained_state
+from manyheads.algorithms.checking import check_first, mixed_state, starting_state, trained_state
 from manyheads.errors import user_code
 from manyheads.experiment import Experiment, Runtime
 from manyheads.measure import check_finite, checked_loss, make_record, measure
@@ -60,7 +60,7 @@ def run(session: Session) -> Iterator[Step]:
     if out is None:
         if sites and sites.away:
             raise sites.never_there(experiment.data)
-        return _guarded(_rounds(session, Start(0, experiment.algorithm.init(session.ctx)), None), 0)
+        return _guarded(_rounds(session, Start(0, starting_state(experiment.algorithm, session.ctx)), None), 0)
     with ExitStack() as held:
         directory = open_directory(session, session.folder(out), held)
         if is_finished(session, directory):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.algorithms.base import State
+from manyheads.algorithms.checking import starting_state
 from manyheads.checkpoint import Snapshot
 from manyheads.errors import UserError
 from manyheads.models.split import constants_of
@@ -72,7 +73,7 @@ def take_up(session: Session, saver: Saver) -> Start:
     directory = saver.directory
     snapshot, notes = saver.load()
     session.notes.extend(notes)
-    state = restore(session, snapshot) if snapshot else session.experiment.algorithm.init(session.ctx)
+    state = restore(session, snapshot) if snapshot else starting_state(session.experiment.algorithm, session.ctx)
     if session.sharers.rank == 0:
         directory.keep_constants(constants_of(session.ctx.model), begun=snapshot is not None)
     round = snapshot.round if snapshot else 0
@@ -110,7 +111,8 @@ def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int
 
 def restore(session: Session, snapshot: Snapshot) -> State:
     """A checkpoint's state, put where the session trains; the network goes on counting from there."""
-    first, kept = session.ctx.initial, {**snapshot.params, **snapshot.buffers}
+    # What it would begin with, which need not hold the net's own leaves: copies of it may be all that there is.
+    first, kept = starting_state(session.experiment.algorithm, session.ctx), {**snapshot.params, **snapshot.buffers}
     wanted = {name: leaf.shape[1:] for name, leaf in {**first.params, **first.buffers}.items()}
     # A factory counts by its name: what it makes may have changed.
     changed = [name for name, shape in wanted.items() if name not in kept or kept[name].shape[1:] != shape]

@@ -1,13 +1,17 @@
 """An algorithm of one's own that gives back what it must not: one line, in its first round."""
 
+import random
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from manyheads.algorithms import REGISTRY
-from manyheads.algorithms.base import Algorithm, Context, State
+from manyheads.algorithms.base import Algorithm, Context, State, Work
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.cli import options
 from manyheads.cli.parser import Parser
@@ -15,6 +19,7 @@ from manyheads.engine.phase import Epochs
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.rounds import train
+from manyheads.tree import clone, select
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +45,68 @@ def without_head(state: State) -> State:
     return replace(state, params={name: leaf for name, leaf in state.params.items() if not name.startswith("head.")})
 
 
+def in_place(self: Algorithm, state: State, round: int, ctx: Context) -> State:
+    mixed = ctx.network.mix(state.params, round)
+    for name, leaf in state.params.items():
+        leaf.copy_(mixed[name])
+    return state
+
+
+def logged(loss: Any, steps: Any) -> dict[str, Any]:
+    return {"local": lambda self, state, round, ctx: (state, {"body": Work(loss, steps)})}
+
+
+def net_only(self: Algorithm, state: State, ctx: Context) -> State:
+    return replace(state, params=select(state.params, WHOLE))
+
+
+def begun_with(leaf: Any) -> dict[str, Any]:
+    return {
+        "init": lambda self, ctx: replace(ctx.initial, params={**ctx.initial.params, "more.x": leaf}),
+        "models": net_only,
+    }
+
+
 BROKEN = {
+    "init gives a NoneType: return a State": {"init": lambda self, ctx: None},
+    "init fails in ": {"init": lambda self, ctx: {}["x"]},
+    "init gives more.x [7, 3]: give it a row for each of the 4 workers here, [4, ...]": begun_with(torch.zeros(7, 3)),
+    "init gives more.x []: give it a row for each": begun_with(torch.tensor(0.5)),
+    "init gives a State with params that are no tensors by name: give a dict": begun_with(np.zeros((4, 3))),
+    "init gives a State with buffers that are no tensors by name": {
+        "init": lambda self, ctx: State(ctx.initial.params, None)  # pyright: ignore[reportArgumentType]
+    },
+    "init draws from torch's, numpy's or Python's own generator": {
+        "init": lambda self, ctx: [torch.rand(3), ctx.initial][1]
+    },
+    "local draws from torch's, numpy's or Python's own generator, and no run could be repeated: draw from manyheads.": {
+        "local": lambda self, state, round, ctx: (state, [random.random(), {}][1])
+    },
+    "mix draws from torch's, numpy's or Python's own": {
+        "mix": lambda self, state, round, ctx: [np.random.rand(), state][1]  # noqa: NPY002 (it is to be refused)
+    },
+    "prepare gives a Linear: return a Split": {"prepare": lambda self, model: nn.Linear(2, 2)},
+    "prepare fails in ": {"prepare": lambda self, model: {}["x"]},
+    "models gives head.fc2.bias not as the net has it, torch.float64 [4, 3]: give": {
+        "models": lambda self, state, ctx: replace(state, params={n: p[:1] for n, p in state.params.items()})
+    },
+    "models gives head.fc2.bias not as the net has it, torch.float64": {
+        "models": lambda self, state, ctx: replace(state, params={n: p.float() for n, p in state.params.items()})
+    },
+    "local gives a State with params that are no tensors by name": {
+        "local": lambda self, state, round, ctx: (replace(state, params=None), {})
+    },
+    "with a gradient to come: detach() it": {
+        "mix": lambda self, state, round, ctx: replace(
+            state, params={name: leaf.clone().requires_grad_() for name, leaf in state.params.items()}
+        )
+    },
+    "local gives a log whose 'body' has no loss for each of the 4 workers here: give a tensor [4] of floats": logged(
+        torch.tensor(0.5), torch.ones(4, dtype=torch.int64)
+    ),
+    "local gives a log whose 'body' has no steps for each of the 4 workers here: give a tensor [4] of int64": logged(
+        torch.ones(4), torch.ones(4)
+    ),
     "local gives no (State, Log): return both": {"local": lambda self, state, round, ctx: state},
     "local gives no (State, Log): return both, as": {"local": lambda self, state, round, ctx: (state, None)},
     ": leave shapes and types as they are": {
@@ -72,6 +138,16 @@ def test_mistakes_are_told_in_the_first_round(lab: SimpleNamespace, says: str, o
     with pytest.raises(UserError) as error:
         list(train(lab.tiny(kind(), rounds=1), lab.cpu))
     assert says in str(error.value)
+
+
+@pytest.mark.parametrize("order", ["train-mix", "mix-train"])
+def test_a_state_is_not_changed_in_place(lab: SimpleNamespace, order: str) -> None:
+    """What it was before mixing is scored afterwards."""
+    kind = dataclass(frozen=True, kw_only=True)(type("Broken", (Sound,), {"order": order, "mix": in_place}))
+    own = {"init": lambda self, ctx: State(clone(ctx.initial.params), ctx.initial.buffers)}
+    kind = dataclass(frozen=True, kw_only=True)(type("Broken", (kind,), own))
+    with pytest.raises(UserError, match=r"mix changes representation\.fc1\.weight in place, .*: give a new tensor"):
+        list(train(lab.tiny(kind(), rounds=1), lab.cpu))
 
 
 def test_a_sound_one_passes(lab: SimpleNamespace) -> None:
@@ -152,10 +228,22 @@ def test_a_property_may_say_what_is_private(lab: SimpleNamespace) -> None:
         list(train(lab.tiny(Choosing(share=False), rounds=1), lab.cpu))
 
 
-def test_a_class_that_is_no_dataclass() -> None:
+def test_a_class_that_is_no_frozen_dataclass() -> None:
+    """Its options would be none, or what it remembers in itself would be in no checkpoint."""
+
     class Plain(Algorithm):
         name = title = "plain"
         local = mix = Sound.local
 
-    with pytest.raises(UserError, match=r"Plain is no dataclass: write @dataclass\(frozen=True, kw_only=True\) above"):
-        Experiment(algorithm=Plain())
+    class Undecorated(Sound):
+        strength: float = 0.1
+
+    @dataclass(kw_only=True)
+    class Thawed(Algorithm):
+        name = title = "thawed"
+        local = mix = Sound.local
+
+    for kind in (Plain, Undecorated, Thawed):
+        says = rf"{kind.__name__} is no frozen dataclass: write @dataclass\(frozen=True, kw_only=True\) above it"
+        with pytest.raises(UserError, match=says):
+            Experiment(algorithm=kind())

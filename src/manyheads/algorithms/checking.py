@@ -1,16 +1,20 @@
 """What an algorithm is and gives back, looked at before it is used: it may be the user's own, and mistaken."""
 
-from collections.abc import Collection
-from dataclasses import fields, is_dataclass
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from functools import cache
 from inspect import getattr_static, isfunction, signature
 from typing import ClassVar, get_origin, get_type_hints
 
+import torch
+from torch import Tensor
+
 from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
 from manyheads.checks import Kind, kind_of
-from manyheads.errors import UserError
-from manyheads.models.split import statistics
-from manyheads.tree import shapes
+from manyheads.errors import UserError, user_code
+from manyheads.models.split import Split
+from manyheads.randomness import standing
 
 
 def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
@@ -19,8 +23,10 @@ def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
     Of an object, since what the base says of a class a property may say of its options.
     """
     own = type(algorithm).__name__
-    if not is_dataclass(algorithm):
-        raise UserError(f"{own} is no dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
+    # Its own: one that it inherits knows nothing of its options. What an object is told to remember, no checkpoint has.
+    made = vars(type(algorithm)).get("__dataclass_params__")
+    if made is None or not made.frozen:
+        raise UserError(f"{own} is no frozen dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
     options = {spec.name for spec in fields(algorithm)}
     for name, (kind, of_class) in _facts().items():
         if name in options and of_class:
@@ -62,17 +68,54 @@ def _check_methods(kind: type[Algorithm]) -> None:
             ) from None
 
 
+def prepared_net(algorithm: Algorithm, net: Split) -> Split:
+    """The net it trains."""
+    with user_code(f"{algorithm.name}: prepare", surely=False):
+        found = algorithm.prepare(net)
+    if not isinstance(found, Split):
+        raise UserError(f"{algorithm.name}: prepare gives a {type(found).__name__}: return a Split, as it is given.")
+    return found
+
+
+def starting_state(algorithm: Algorithm, ctx: Context) -> State:
+    """The state that a run begins with."""
+    where, workers = f"{algorithm.name}: init", len(ctx.ids)
+    with user_code(where, surely=False), _repeatable(where):
+        found = _state(algorithm.init(ctx), where)
+    for name, leaf in {**found.params, **found.buffers}.items():
+        if leaf.shape[:1] != (workers,):
+            raise UserError(
+                f"{where} gives {name} {list(leaf.shape)}: give it a row for each of the {workers} workers here,"
+                f" [{workers}, ...]."
+            )
+    return found
+
+
 def trained_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> tuple[State, Log]:
     """The state after local work, and its log."""
-    found = algorithm.local(state, round, ctx)
+    where = f"{algorithm.name}: local"
+    with _repeatable(where, state, round):
+        found = algorithm.local(state, round, ctx)
     if not (isinstance(found, tuple) and len(found) == 2 and _is_log(found[1])):
-        raise UserError(f"{algorithm.name}: local gives no (State, Log): return both, as run_phases does.")
-    return _whole(found[0], f"{algorithm.name}: local", state), found[1]
+        raise UserError(f"{where} gives no (State, Log): return both, as run_phases does.")
+    workers = len(ctx.ids)
+    for phase, work in found[1].items():
+        for what, values, kind in (("loss", work.loss, "floats"), ("steps", work.steps, "int64")):
+            fits = isinstance(values, Tensor) and values.shape == (workers,)
+            if not (fits and (values.is_floating_point() if kind == "floats" else values.dtype == torch.int64)):
+                raise UserError(
+                    f"{where} gives a log whose '{phase}' has no {what} for each of the {workers} workers here:"
+                    f" give a tensor [{workers}] of {kind}."
+                )
+    return _whole(found[0], where, state), found[1]
 
 
 def mixed_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> State:
     """The state after mixing."""
-    return _whole(algorithm.mix(state, round, ctx), f"{algorithm.name}: mix", state)
+    where = f"{algorithm.name}: mix"
+    with _repeatable(where, state, round):
+        found = algorithm.mix(state, round, ctx)
+    return _whole(found, where, state)
 
 
 def check_first(algorithm: Algorithm, state: State, ctx: Context) -> None:
@@ -81,29 +124,66 @@ def check_first(algorithm: Algorithm, state: State, ctx: Context) -> None:
     A private group that is misspelt would guard nothing; models that are not the net's nobody could use in the end.
     """
     ctx.known(algorithm.private, state, f"private group of {algorithm.name}")
-    if not isinstance(models := algorithm.models(state, ctx), State):
-        raise UserError(f"{algorithm.name}: models gives a {type(models).__name__}: return a State.")
-    given = {name: leaf.shape[1:] for name, leaf in {**models.params, **models.buffers}.items()}
-    wanted = shapes({**dict(ctx.model.named_parameters()), **statistics(ctx.model)})
+    models = _state(algorithm.models(state, ctx), f"{algorithm.name}: models")
+    given, wanted = (
+        {name: _form(leaf) for name, leaf in {**each.params, **each.buffers}.items()} for each in (models, ctx.initial)
+    )
     for name in sorted({*given, *wanted}):
         if given.get(name) != wanted.get(name):
-            what = "that the net has not" if name not in wanted else "not as the net has it"
+            what = f"not as the net has it, {wanted[name]}" if name in wanted else "that the net has not"
             raise UserError(f"{algorithm.name}: models gives {name} {what}: give the net's own leaves, and no others.")
 
 
-def _whole(found: State, where: str, before: State) -> State:
-    """A state that has all it had before, and nothing else."""
+def _state(found: object, where: str) -> State:
+    """A state as it must be, whatever is in it."""
     if not isinstance(found, State):
         raise UserError(f"{where} gives a {type(found).__name__}: return a State.")
+    for what, leaves in (("params", found.params), ("buffers", found.buffers)):
+        given: object = leaves
+        if not isinstance(given, dict) or not all(
+            isinstance(n, str) and isinstance(x, Tensor) for n, x in given.items()
+        ):
+            raise UserError(f"{where} gives a State with {what} that are no tensors by name: give a dict of them.")
+        for name, leaf in leaves.items():
+            if leaf.requires_grad:
+                raise UserError(f"{where} gives {name} with a gradient to come: detach() it, or compute in no_grad().")
+    return found
+
+
+def _whole(found: object, where: str, before: State) -> State:
+    """A state that has all it had before, and nothing else."""
+    found = _state(found, where)
     for had, has in ((before.params, found.params), (before.buffers, found.buffers)):
         if changed := sorted(had.keys() ^ has.keys()):
             lost = changed[0] in had
             raise UserError(f"{where} {'loses' if lost else 'adds'} {changed[0]}: a state has the leaves of its first.")
         for name, leaf in has.items():
-            if (leaf.shape, leaf.dtype) != (had[name].shape, had[name].dtype):
-                was, now = (f"{each.dtype} {list(each.shape)}" for each in (had[name], leaf))
+            if (now := _form(leaf)) != (was := _form(had[name])):
                 raise UserError(f"{where} makes {name} {now}, and it was {was}: leave shapes and types as they are.")
     return found
+
+
+@contextmanager
+def _repeatable(where: str, state: State | None = None, round: int = 0) -> Iterator[None]:
+    """Refuse to change ``state`` in place, which is looked at afterwards, and to draw what no other start could draw.
+
+    Draws in the first round alone: later ones may be those of another thread of the user's, whom nobody is to stop.
+    """
+    leaves = {} if state is None else {**state.params, **state.buffers}
+    before, stood = {name: leaf._version for name, leaf in leaves.items()}, standing() if round == 0 else None
+    yield
+    for name, leaf in leaves.items():
+        if leaf._version != before[name]:
+            raise UserError(f"{where} changes {name} in place, which is still looked at: give a new tensor.")
+    if round == 0 and standing() != stood:
+        raise UserError(
+            f"{where} draws from torch's, numpy's or Python's own generator, and no run could be repeated: draw from"
+            " manyheads.randomness.generator(ctx.seed, 'a name', worker=..., round=...)."
+        )
+
+
+def _form(leaf: Tensor) -> str:
+    return f"{leaf.dtype} {list(leaf.shape)}"
 
 
 def _is_log(found: object) -> bool:

@@ -1,7 +1,6 @@
 """A net tried on a few samples: what it refuses, what it draws, what it mixes, moves and carries on."""
 
 import copy
-import random
 from collections import Counter, deque
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,6 +16,7 @@ from manyheads.models.dropout import Dropout
 from manyheads.models.layers import put
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, statistics
+from manyheads.randomness import standing
 from manyheads.tree import as_bytes
 
 _TORCHS_OWN = vars(nn.Module()).keys()
@@ -52,7 +52,7 @@ def watched(net: Split, example: Tensor) -> Split:
     trial = copy.deepcopy(net)
     kept, seen = statistics(trial), _Seen(trial)
     before = {name: buffer.clone() for name, buffer in kept.items()}
-    outside = _outside_generators()
+    stood = standing()
 
     def run(batch: Tensor) -> Tensor:
         # What is drawn is the same every time, so that only the samples make a difference.
@@ -76,7 +76,7 @@ def watched(net: Split, example: Tensor) -> Split:
     for name, buffer in kept.items():
         if trial.get_buffer(name) is not buffer:
             raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
-    if _outside_generators() != outside:
+    if standing() != stood:
         raise UserError("the model's forward draws from Python's random or numpy's: draw from torch, which runs seed.")
     for name, value in noted_again.items():
         if value != noted.get(name):
@@ -97,12 +97,6 @@ def watched(net: Split, example: Tensor) -> Split:
         if isinstance(module, Dropout) and name in often:
             put(net, name, nn.Dropout(module.p))
     return net
-
-
-def _outside_generators() -> tuple[object, ...]:
-    """Where the generators stand that are seeded for first weights alone."""
-    _, numbers, *rest = np.random.get_state()  # noqa: NPY002 (it is the user's who may draw from it)
-    return random.getstate(), np.asarray(numbers).tobytes(), rest
 
 
 def _noted(net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, object]:
