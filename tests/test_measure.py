@@ -1,6 +1,8 @@
 """Every field of a record by its definition, computed by hand on a tiny run."""
 
 import copy
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -8,8 +10,13 @@ import torch
 import torch.nn.functional as F
 
 from manyheads.algorithms import DePRL, Ditto, FedAvg, Local, State
+from manyheads.algorithms.base import Algorithm
+from manyheads.algorithms.phases import train_whole
 from manyheads.data import Dataset
+from manyheads.engine.phase import Steps
+from manyheads.errors import UserError
 from manyheads.rounds import train
+from manyheads.tree import add_prefix, strip_prefix
 
 
 def worker_scores(session, state: State, shards) -> tuple[list[float | None], list[float | None]]:
@@ -91,6 +98,34 @@ def test_every_field_by_its_definition(lab, order):
         assert record.per_worker["train_loss"] == pytest.approx(train_losses)
     assert records[0].seconds < records[1].seconds
     assert records[0].peak_memory_bytes > 1e7
+
+
+def test_where_a_state_holds_copies_of_the_net_alone_nobody_knows_how_far_representations_agree(lab):
+    """Of no leaves at all it would be 0, which says that they do."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Copies(Algorithm):
+        name: ClassVar[str] = "copies"
+        title: ClassVar[str] = "Copies"
+
+        def init(self, ctx):
+            return State(add_prefix(ctx.initial.params, "copy"), ctx.initial.buffers)
+
+        def local(self, state, round, ctx):
+            moved, log = train_whole(self.models(state, ctx), round, ctx, Steps(1), None)
+            return State(add_prefix(moved.params, "copy"), moved.buffers), log
+
+        def mix(self, state, round, ctx):
+            return ctx.mix(state, {"copy"}, round)
+
+        def models(self, state, ctx):
+            return State(strip_prefix(state.params, "copy"), state.buffers)
+
+    record = list(train(lab.tiny(Copies()), lab.cpu))[-1]
+    found = [record.consensus_error, record.consensus_error_relative, record.consensus_error_before_mixing]
+    assert np.isnan(found).all() and np.isfinite(record.similarity_representations)
+    with pytest.raises(UserError, match=r"theory-every .* has no head and representation: leave it out"):
+        list(train(lab.tiny(Copies()), replace(lab.cpu, theory_every=1)))
 
 
 def test_the_majority_floor(lab):

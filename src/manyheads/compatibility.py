@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from manyheads.algorithms.base import Algorithm, Context
+from manyheads.algorithms.base import Algorithm, Context, State
 from manyheads.data import Federation
 from manyheads.engine.phase import Loss, cross_entropy
 from manyheads.engine.workload import Transform
@@ -68,6 +68,13 @@ def check_theory(runtime: Runtime, ctx: Context) -> None:
         raise UserError("--theory-every needs a net with one head, and this algorithm's has two: leave it out.")
     if runtime.theory_every and not ctx.network.may_gather_private:
         raise UserError("--theory-every compares the gradients of heads, which stay where they are: leave it out.")
+
+
+def check_theory_state(runtime: Runtime, ctx: Context, state: State) -> None:
+    """Refuse to measure M(k) of a state that does not hold what it is a measure of: it would be 0."""
+    if runtime.theory_every and ctx.missing(state):
+        lacks = " and ".join(sorted(ctx.missing(state)))
+        raise UserError(f"--theory-every needs the net in a state, and this algorithm's has no {lacks}: leave it out.")
 
 
 def _check_head(experiment: Experiment, model: Split) -> None:

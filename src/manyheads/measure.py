@@ -98,8 +98,9 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
         "consensus_error_before_mixing": nan,
     }
     if ctx.network.may_gather_private:
-        values["consensus_error"], values["consensus_error_relative"] = consensus_errors(mixed.params, ctx.network)
-        values["consensus_error_before_mixing"] = consensus_error(before.params, ctx.network)
+        if not ctx.missing(end):
+            values["consensus_error"], values["consensus_error_relative"] = consensus_errors(mixed.params, ctx.network)
+            values["consensus_error_before_mixing"] = consensus_error(before.params, ctx.network)
         if session.processes.count == 1:
             # Heads never go through the network: of several processes the end of the run tells, from the disk.
             values |= mean_cosines(session.experiment.algorithm.models(end, ctx).params)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import nan
 
 from manyheads.algorithms.checking import check_first, mixed_state, starting_state, trained_state
+from manyheads.compatibility import check_theory_state
 from manyheads.errors import user_code
 from manyheads.experiment import Experiment, Runtime
 from manyheads.measure import check_finite, checked_loss, make_record, measure
@@ -92,6 +93,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Ste
     clock = Clock(_speed(session.experiment), ctx.network, start.simulated_seconds)
     first, state = start.round, start.state
     check_first(algorithm, state, ctx)
+    check_theory_state(runtime, ctx, state)
     # It would hold the rows that the run goes on from as long as that lasts.
     del start
     for round in range(first, ctx.rounds):

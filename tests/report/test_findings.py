@@ -1,8 +1,11 @@
 import json
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from manyheads.algorithms import DPSGD, REGISTRY, fact
 from manyheads.report.comparison import open_comparison
 from manyheads.report.findings import caveats, conditions, outcome, title, verdict
 
@@ -59,6 +62,30 @@ def test_local_work_is_told_where_it_is_not_the_same(tmp_path: Path, write_run):
         "Local work in a round: 3 passes (DePRL and Local); 1 mini-batch (D-PSGD);"
         " 1 pass and 4 mini-batches, by 10 % of the workers (FedRep); 9 passes for each of 2 models (Ditto)."
     ]
+
+
+def test_what_an_algorithm_says_of_itself_may_follow_from_its_options(tmp_path: Path, write_run, monkeypatch):
+    @dataclass(frozen=True, kw_only=True)
+    class Ensemble(DPSGD):
+        members: int = 2
+
+        title: ClassVar[str] = "Ensemble"
+
+        @property
+        def num_models(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+            return self.members
+
+    monkeypatch.setitem(REGISTRY, DPSGD.name, Ensemble)
+    for members in (2, 4):
+        write_run(tmp_path / f"{members}", DPSGD.name, {"members": members})
+    write_run(tmp_path / "local", "local")
+    assert caveats(open_comparison(tmp_path)) == [
+        "Local work in a round: 3 passes for each of 2 models (Ensemble, members 2);"
+        " 3 passes for each of 4 models (Ensemble, members 4); 3 passes (Local)."
+    ]
+    # A run of a time when there was another option.
+    assert fact(DPSGD.name, {"members": 5, "gone": 1}, "num_models") == 5
+    assert fact(DPSGD.name, {"gone": 1}, "row_stochastic") is False and fact("unheard-of", {}, "num_models") is None
 
 
 def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):

@@ -1,5 +1,8 @@
 """The algorithms, one short file each, and their registry."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from manyheads.algorithms.base import Algorithm, Context, State
 from manyheads.algorithms.d_psgd import DPSGD
 from manyheads.algorithms.deprl import DePRL
@@ -34,6 +37,19 @@ def get_algorithm(name: str) -> type[Algorithm]:
     return found
 
 
+def fact(name: str, options: Mapping[str, Any], about: str) -> Any:
+    """What the algorithm called ``name`` says of itself, with the options of a run; None: it is not known.
+
+    Of its class where that is enough: a run may be of a time when it had other options.
+    """
+    found = find_algorithm(name)
+    said = None if found is None else getattr(found, about)
+    if found is None or not isinstance(said, property):
+        return said
+    known = {option: value for option, value in options.items() if option in found.__dataclass_fields__}
+    return getattr(found(**known), about)
+
+
 def title_of(name: str) -> str:
     """What people call the algorithm called ``name``."""
     found = find_algorithm(name)
@@ -54,6 +70,7 @@ __all__ = [
     "Join",
     "Local",
     "State",
+    "fact",
     "find_algorithm",
     "get_algorithm",
     "title_of",

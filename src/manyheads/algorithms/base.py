@@ -155,6 +155,10 @@ class Context:
         """The groups that a net's parameters can be in, be there any in them or not."""
         return frozenset({"representation", *self.model.head_names})
 
+    def missing(self, state: State) -> set[str]:
+        """Groups of the net that a state does not hold, as where there are copies of it alone."""
+        return set(self.model.groups).difference(map(group, state.params))
+
     def mean_model(self, state: State) -> State:
         """The mean of all workers' models in every row: for scores, not for training."""
         buffers = {name: leaf for name, leaf in state.buffers.items() if name in self._statistics}

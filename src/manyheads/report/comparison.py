@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manyheads.algorithms import REGISTRY, find_algorithm, title_of
+from manyheads.algorithms import REGISTRY, fact, title_of
 from manyheads.errors import UserError, flag
 from manyheads.own_code import changed
 from manyheads.recipes import follow_from_data, follow_from_others
@@ -216,9 +216,8 @@ def slugs(labels: Iterable[str]) -> list[str]:
 def passes_over(run: Finished, name: str) -> bool:
     """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
     if name == "weights":
-        kind = find_algorithm(run.algorithm)
         # Links may have weights of their own.
-        return run.options["weights"] is None or (kind is not None and kind.row_stochastic)
+        return run.options["weights"] is None or bool(fact(run.algorithm, run.own, "row_stochastic"))
     return name in _GRAPH_OPTIONS and not run.on_graph
 
 

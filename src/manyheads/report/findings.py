@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from manyheads.algorithms import find_algorithm
+from manyheads.algorithms import fact
 from manyheads.algorithms.base import twins
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
@@ -141,8 +141,7 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
 
 def _option(system: System, name: str) -> Any:
     """A system's option, or the fact that its algorithm has in the option's place; None: it is not known."""
-    kind = find_algorithm(system.algorithm)
-    return system.own.get(name, None if kind is None else getattr(kind, name))
+    return system.own[name] if name in system.own else fact(system.algorithm, system.own, name)
 
 
 def _local_work(system: System) -> str:

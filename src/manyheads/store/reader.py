@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.algorithms import find_algorithm
+from manyheads.algorithms import fact
 from manyheads.checkpoint import Snapshot, latest_round, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -154,8 +154,9 @@ class Run:
 
     def _sooner(self) -> str:
         """How an unfinished run comes to its end where it stands; empty: it cannot, or has not trained yet."""
-        algorithm = self._objects.get("algorithm") or find_algorithm(self.description["algorithm"]["name"])
-        if self.description["schedule"] == "corollary" or (algorithm is not None and algorithm.uses_rounds):
+        given, own = self._objects.get("algorithm"), self.description["algorithm"]
+        uses_rounds = fact(own["name"], own, "uses_rounds") if given is None else given.uses_rounds
+        if self.description["schedule"] == "corollary" or uses_rounds:
             return ""
         kept = latest_round(self.path / CHECKPOINT)
         shown = max((record["round"] for record in self.metrics()), default=0)
