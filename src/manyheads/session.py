@@ -229,6 +229,7 @@ def _context(
     return Context(
         engine=engine,
         network=network,
+        exchange=experiment.algorithm.exchange,
         model=model,
         rates=rates(experiment),
         objective=single_head(workload.loss),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.algorithms import DPSGD
+from manyheads.algorithms import DPSGD, FedAvg, Local
 from manyheads.algorithms.base import Rates, State, amount, run_phases
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps
@@ -99,3 +99,20 @@ def test_rows_are_numbers(lab: SimpleNamespace, rows: Any) -> None:
     ctx = lab.opened(lab.tiny(DPSGD())).ctx
     with pytest.raises(UserError, match=r"rows \(.*\) are no row numbers: give what ctx\.present\(round\) gives"):
         run_phases(ctx.initial, [], 0, ctx, rows)
+
+
+@pytest.mark.parametrize("exchange", ["server", "none"])
+def test_who_has_no_neighbours_does_not_mix(lab: SimpleNamespace, exchange: str) -> None:
+    """The ring that says who is present would be mixed over, and every output would say that there is no graph."""
+    ctx = lab.opened(lab.tiny(FedAvg() if exchange == "server" else Local())).ctx
+    assert ctx.exchange == exchange
+    with pytest.raises(UserError, match=rf"exchange is '{exchange}', and there are no neighbours: .*average"):
+        ctx.mix(ctx.initial, WHOLE, 0)
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 1], [1, 1, -1, 1], [0, 0, 0, 0], [1, 1, float("nan"), 1], None])
+def test_a_server_averages_by_shares_of_all_workers(lab: SimpleNamespace, weights: Any) -> None:
+    ctx = lab.opened(lab.tiny(FedAvg())).ctx
+    with pytest.raises(UserError, match=r"average: weights .* are no shares of 4 workers: give each a number of at le"):
+        ctx.average(ctx.initial, WHOLE, weights)
+    assert ctx.average(ctx.initial, WHOLE, [1, 0, 0, 1]).params.keys() == ctx.initial.params.keys()

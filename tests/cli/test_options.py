@@ -1,13 +1,13 @@
 """Options: every field of every dataclass becomes one, and what is given comes back as the Experiment it describes."""
 
 import argparse
-from dataclasses import MISSING, field, fields, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manyheads.algorithms import REGISTRY, Local
+from manyheads.algorithms import DPSGD, REGISTRY, Local
 from manyheads.cli import options
 from manyheads.cli.options import Option, add_options, experiments, given, options_of
 from manyheads.cli.parser import Parser
@@ -203,3 +203,12 @@ def test_passes_and_steps_exclude_each_other_even_where_the_passes_are_the_defau
     words = ["deprl", "--head-epochs", "2", "--head-steps", "3"]
     with pytest.raises(UserError, match="--head-epochs and --head-steps exclude each other: give one"):
         experiments(_parse(*words, several=several))
+
+
+def test_an_algorithm_typed_into_an_interpreter_has_options_without_help():
+    """Nobody keeps the text of its class."""
+    made = {"mu": 0.5, "__annotations__": {"mu": float}, "name": "typed", "title": "Typed"}
+    typed = dataclass(frozen=True, kw_only=True)(type("Typed", (DPSGD,), made))
+    found = options_of(typed)
+    assert (found["mu"].help, found["mu"].default) == ("", 0.5)
+    assert found["epochs"].help == options_of(DPSGD)["epochs"].help != ""

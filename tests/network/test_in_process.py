@@ -183,3 +183,10 @@ def test_metrics_see_every_row():
         assert mean[name].dtype == torch.float64
         close(mean[name], leaf.double().mean(0))
     assert (net.num_workers, list(net.workers)) == (4, [0, 1, 2, 3])
+
+
+def test_of_nothing_nothing_is_sent():
+    """As of the representation of a net that is all head."""
+    net = network("ring", 4)
+    assert net.mix({}, 0) == net.average({}, np.ones(4)) == {}
+    assert not net.traffic.sent.any()

@@ -71,6 +71,8 @@ class Context:
 
     engine: Engine
     network: Network
+    exchange: Exchange
+    """Whom the algorithm says that it exchanges anything with."""
     model: Split
     rates: Rates
     objective: Objective
@@ -129,11 +131,23 @@ class Context:
 
     def mix(self, state: State, groups: Iterable[str], round: int) -> State:
         """Average some groups, and the statistics that travel with them, with the neighbours."""
+        if self.exchange != "graph":
+            # There is one all the same, a ring that says who is present, and nobody has asked for it.
+            raise UserError(
+                f"mix: the algorithm's exchange is '{self.exchange}', and there are no neighbours: say"
+                " exchange: ClassVar[str] = 'graph' in its class, or average over a server."
+            )
         sent = self._sent(state, groups)
         return merge(state, self.network.mix(sent, round)) if sent else state
 
     def average(self, state: State, groups: Iterable[str], weights: np.ndarray) -> State:
-        """Average some groups, and the statistics that travel with them, over all workers with weight."""
+        """Average some groups, and the statistics that travel with them, over all workers by their weights [N]."""
+        weights = np.asarray(weights)
+        if weights.shape != (self.network.num_workers,) or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
+            raise UserError(
+                f"average: weights {weights.tolist()} are no shares of {self.network.num_workers} workers: give each a"
+                " number of at least 0, and somebody more."
+            )
         sent = self._sent(state, groups)
         return merge(state, self.network.average(sent, weights)) if sent else state
 

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import textwrap
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -262,11 +263,12 @@ def _explained_by_algorithm(owners: Mapping[str, Option]) -> str:
 
 def _field_docs(owner: type) -> dict[str, str]:
     """The string under each field of a dataclass and those it is made from, which Python itself throws away."""
-    bodies = [
-        ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-        for kind in reversed(owner.__mro__)
-        if "__dataclass_fields__" in vars(kind)
-    ]
+    bodies = []
+    for kind in reversed(owner.__mro__):
+        # Of what was typed into an interpreter, or read from its input, nobody keeps the text.
+        with suppress(OSError):
+            if "__dataclass_fields__" in vars(kind):
+                bodies.append(ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0])
     return {
         field.target.id: text.value.value
         for body in bodies

@@ -20,7 +20,10 @@ class Network(Protocol):
     """Whether metrics may look at what is private to a worker, as they may in a simulation."""
 
     def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
-        """Row i becomes sum_j P_ij x_j; with a mask, sum_j P_ij x_j / sum_j P_ij m_j, and 0 where that is 0 / 0."""
+        """Row i becomes sum_j P_ij x_j; with a mask, sum_j P_ij x_j / sum_j P_ij m_j, and 0 where that is 0 / 0.
+
+        Of no leaves, as groups give that a net has nothing in, there is nothing to send.
+        """
         ...
 
     def average(self, params: Params, weights: np.ndarray) -> Params:

@@ -50,6 +50,8 @@ class Distributed:
 
     def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
         refuse_private(params, self.private)
+        if not params:
+            return {}
         mask, matrix = mask or {}, self.mixing.rows(round)
         sizes = self._message_sizes(params, mask)
         self.traffic.count(*links(matrix), sizes)
@@ -70,7 +72,7 @@ class Distributed:
         refuse_private(params, self.private)
         weights = np.where(self._owner >= 0, weights, 0)
         taking_part = np.flatnonzero(weights)
-        if not len(taking_part):
+        if not params or not len(taking_part):
             return params
         self.traffic.count(taking_part, taking_part, self._message_sizes(params, {}))
         total = self._sum(params, weights / weights.sum())

@@ -23,12 +23,16 @@ class InProcess:
 
     def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
         refuse_private(params, self.private)
+        if not params:
+            return {}
         matrix = self.mixing.rows(round)
         self.traffic.count(*links(matrix), message_bytes(params, mask))
         return mix_rows(self._at_hand(params), self._at_hand(mask or {}), matrix)
 
     def average(self, params: Params, weights: np.ndarray) -> Params:
         refuse_private(params, self.private)
+        if not params:
+            return {}
         taking_part = np.flatnonzero(weights)
         self.traffic.count(taking_part, taking_part, message_bytes(params, None))
         share = weights / weights.sum()
