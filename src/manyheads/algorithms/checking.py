@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import cache
-from inspect import getattr_static, isfunction, signature
+from inspect import get_annotations, getattr_static, isfunction, signature
 from typing import ClassVar, get_origin, get_type_hints
 
 import torch
@@ -23,9 +23,10 @@ def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
     Of an object, since what the base says of a class a property may say of its options.
     """
     own = type(algorithm).__name__
-    # Its own: one that it inherits knows nothing of its options. What an object is told to remember, no checkpoint has.
-    made = vars(type(algorithm)).get("__dataclass_params__")
-    if made is None or not made.frozen:
+    # What an object is told to remember, no checkpoint has; what is made from a dataclass has only that one's options.
+    made = getattr(type(algorithm), "__dataclass_params__", None)
+    undone = "__dataclass_params__" not in vars(type(algorithm)) and get_annotations(type(algorithm)).keys() - _facts()
+    if made is None or not made.frozen or undone:
         raise UserError(f"{own} is no frozen dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
     options = {spec.name for spec in fields(algorithm)}
     for name, (kind, of_class) in _facts().items():
