@@ -96,7 +96,7 @@ def excess(num_workers: int, seed: int) -> float:
 def exponents(points: list[tuple[int, int, float]]) -> tuple[float, float]:
     """The powers of N and K in the product that fits (N, K, mean of M) best, by least squares of logarithms."""
     n, k, m = np.log(np.array(points, float)).T
-    (_, of_n, of_k), *_ = np.linalg.lstsq(np.stack([np.ones_like(n), n, k], 1), m)
+    (_, of_n, of_k), *_ = np.linalg.lstsq(np.stack([np.ones_like(n), n, k], 1), m, rcond=None)
     return float(of_n), float(of_k)
 
 
