@@ -288,6 +288,9 @@ class Processes:
     def _leave(self) -> None:
         self._ended.set()
         if dist.is_initialized():
+            # Until torch 2.8 gloo's threads are waited for under Python's lock, which one of them needs that is still
+            # letting go of the last message: without a moment for that neither would ever end.
+            time.sleep(POLL_SECONDS)
             dist.destroy_process_group()
         self._ask(self._part)
 
