@@ -73,7 +73,7 @@ def test_phases_of_a_round_are_told_apart_by_their_names(lab: SimpleNamespace) -
     """Or the log would hold one of two, and simulated time run half as fast."""
     ctx = lab.opened(lab.tiny(DPSGD())).ctx
     phase = Phase("body", WHOLE, Steps(2), ctx.rates.sgd(0), ctx.objective)
-    with pytest.raises(UserError, match="two phases of a round are called 'body': give each a name of its own"):
+    with pytest.raises(UserError, match="two phases of a round are called 'body': give each its own name"):
         run_phases(ctx.initial, [phase, phase], 0, ctx, None)
     _, log = run_phases(ctx.initial, [phase, replace(phase, name="again")], 0, ctx, None)
     assert {name: work.steps.tolist() for name, work in log.items()} == {"body": [2] * 4, "again": [2] * 4}
@@ -86,7 +86,7 @@ def test_a_copy_of_the_net_is_trained_as_a_state_of_its_own(lab: SimpleNamespace
     state = State({**ctx.initial.params, **personal}, ctx.initial.buffers)
     phase = Phase("body", frozenset({"personal"}), Steps(1), SGD(0.1), ctx.objective)
     with pytest.raises(
-        UserError, match=r"groups of the net \(head, representation\), and 'personal' is none: .*strip_"
+        UserError, match=r"groups of the net \(head, representation\), and 'personal' is not one of them: .*strip_"
     ):
         run_phases(state, [phase], 0, ctx, None)
     moved, _ = run_phases(State(strip_prefix(personal, "personal"), {}), [replace(phase, update=WHOLE)], 0, ctx, None)
@@ -97,7 +97,7 @@ def test_a_copy_of_the_net_is_trained_as_a_state_of_its_own(lab: SimpleNamespace
 def test_rows_are_numbers(lab: SimpleNamespace, rows: Any) -> None:
     """Yes and no for every worker would be the rows 0 and 1, each trained again and again."""
     ctx = lab.opened(lab.tiny(DPSGD())).ctx
-    with pytest.raises(UserError, match=r"rows \(.*\) are no row numbers: give what ctx\.present\(round\) gives"):
+    with pytest.raises(UserError, match=r"rows \(.*\) are not row numbers: give what ctx\.present\(round\) returns"):
         run_phases(ctx.initial, [], 0, ctx, rows)
 
 
@@ -106,13 +106,15 @@ def test_who_has_no_neighbours_does_not_mix(lab: SimpleNamespace, exchange: str)
     """The ring that says who is present would be mixed over, and every output would say that there is no graph."""
     ctx = lab.opened(lab.tiny(FedAvg() if exchange == "server" else Local())).ctx
     assert ctx.exchange == exchange
-    with pytest.raises(UserError, match=rf"exchange is '{exchange}', and there are no neighbours: .*average"):
+    with pytest.raises(UserError, match=rf"exchange is '{exchange}', so there are no neighbours: .*average"):
         ctx.mix(ctx.initial, WHOLE, 0)
 
 
 @pytest.mark.parametrize("weights", [[1, 1, 1], [1, 1, -1, 1], [0, 0, 0, 0], [1, 1, float("nan"), 1], None])
 def test_a_server_averages_by_shares_of_all_workers(lab: SimpleNamespace, weights: Any) -> None:
     ctx = lab.opened(lab.tiny(FedAvg())).ctx
-    with pytest.raises(UserError, match=r"average: weights .* are no shares of 4 workers: give each a number of at le"):
+    with pytest.raises(
+        UserError, match=r"average: weights .* do not fit 4 workers: give each of them a number of at le"
+    ):
         ctx.average(ctx.initial, WHOLE, weights)
     assert ctx.average(ctx.initial, WHOLE, [1, 0, 0, 1]).params.keys() == ctx.initial.params.keys()

@@ -68,59 +68,59 @@ def begun_with(leaf: Any) -> dict[str, Any]:
 
 
 BROKEN = {
-    "init gives a NoneType: return a State": {"init": lambda self, ctx: None},
+    "init returns a NoneType: return a State": {"init": lambda self, ctx: None},
     "init fails in ": {"init": lambda self, ctx: {}["x"]},
-    "init gives more.x [7, 3]: give it a row for each of the 4 workers here, [4, ...]": begun_with(torch.zeros(7, 3)),
-    "init gives more.x []: give it a row for each": begun_with(torch.tensor(0.5)),
-    "init gives a State with params that are no tensors by name: give a dict": begun_with(np.zeros((4, 3))),
-    "init gives a State with buffers that are no tensors by name": {
+    "init returns more.x [7, 3]: give it a row for each of the 4 workers here, [4, ...]": begun_with(torch.zeros(7, 3)),
+    "init returns more.x []: give it a row for each": begun_with(torch.tensor(0.5)),
+    "init returns a State whose params are not tensors by name: give a dict": begun_with(np.zeros((4, 3))),
+    "init returns a State whose buffers are not tensors by name": {
         "init": lambda self, ctx: State(ctx.initial.params, None)  # pyright: ignore[reportArgumentType]
     },
     "init draws from torch's, numpy's or Python's own generator": {
         "init": lambda self, ctx: [torch.rand(3), ctx.initial][1]
     },
-    "local draws from torch's, numpy's or Python's own generator, and no run could be repeated: draw from manyheads.": {
+    "local draws from torch's, numpy's or Python's own generator, so no run could be repeated: draw from manyheads.": {
         "local": lambda self, state, round, ctx: (state, [random.random(), {}][1])
     },
     "mix draws from torch's, numpy's or Python's own": {
         "mix": lambda self, state, round, ctx: [np.random.rand(), state][1]  # noqa: NPY002 (it is to be refused)
     },
-    "prepare gives a Linear: return a Split": {"prepare": lambda self, model: nn.Linear(2, 2)},
+    "prepare returns a Linear: return a Split": {"prepare": lambda self, model: nn.Linear(2, 2)},
     "prepare fails in ": {"prepare": lambda self, model: {}["x"]},
-    "models gives head.fc2.bias not as the net has it, torch.float64 [4, 3]: give": {
+    "models returns head.fc2.bias not as the net has it, torch.float64 [4, 3]: return": {
         "models": lambda self, state, ctx: replace(state, params={n: p[:1] for n, p in state.params.items()})
     },
-    "models gives head.fc2.bias not as the net has it, torch.float64": {
+    "models returns head.fc2.bias not as the net has it, torch.float64": {
         "models": lambda self, state, ctx: replace(state, params={n: p.float() for n, p in state.params.items()})
     },
-    "local gives a State with params that are no tensors by name": {
+    "local returns a State whose params are not tensors by name": {
         "local": lambda self, state, round, ctx: (replace(state, params=None), {})
     },
-    "with a gradient to come: detach() it": {
+    "with requires_grad=True: detach() it": {
         "mix": lambda self, state, round, ctx: replace(
             state, params={name: leaf.clone().requires_grad_() for name, leaf in state.params.items()}
         )
     },
-    "local gives a log whose 'body' has no loss for each of the 4 workers here: give a tensor [4] of floats": logged(
+    "log in which 'body' has no loss for each of the 4 workers here: give a tensor [4] of floats": logged(
         torch.tensor(0.5), torch.ones(4, dtype=torch.int64)
     ),
-    "local gives a log whose 'body' has no steps for each of the 4 workers here: give a tensor [4] of int64": logged(
+    "log in which 'body' has no steps for each of the 4 workers here: give a tensor [4] of int64": logged(
         torch.ones(4), torch.ones(4)
     ),
-    "local gives no (State, Log): return both": {"local": lambda self, state, round, ctx: state},
-    "local gives no (State, Log): return both, as": {"local": lambda self, state, round, ctx: (state, None)},
+    "local does not return (State, Log): return both": {"local": lambda self, state, round, ctx: state},
+    "local does not return (State, Log): return both, as": {"local": lambda self, state, round, ctx: (state, None)},
     ": leave shapes and types as they are": {
         "mix": lambda self, state, round, ctx: replace(state, params={n: p.float() for n, p in state.params.items()})
     },
-    "models gives a NoneType: return a State": {"models": lambda self, state, ctx: None},
-    "local gives a dict: return a State": {"local": lambda self, state, round, ctx: (state.params, {})},
-    "mix gives a NoneType: return a State": {"mix": lambda self, state, round, ctx: None},
+    "models returns a NoneType: return a State": {"models": lambda self, state, ctx: None},
+    "local returns a dict: return a State": {"local": lambda self, state, round, ctx: (state.params, {})},
+    "mix returns a NoneType: return a State": {"mix": lambda self, state, round, ctx: None},
     "mix loses head.fc2.bias": {"mix": lambda self, state, round, ctx: without_head(state)},
-    "mix adds track.x: a state has the leaves of its first": {
+    "mix adds track.x: a state must keep the leaves it started with": {
         "mix": lambda self, state, round, ctx: with_leaf(state, "track.x")
     },
-    "models gives track.x that the net has not": {"init": lambda self, ctx: with_leaf(ctx.initial, "track.x")},
-    "models gives head.fc2.bias not as the net has it": {"models": lambda self, state, ctx: without_head(state)},
+    "models returns track.x that the net does not have": {"init": lambda self, ctx: with_leaf(ctx.initial, "track.x")},
+    "models returns head.fc2.bias not as the net has it": {"models": lambda self, state, ctx: without_head(state)},
     "unknown private group of sound 'heads'. Did you mean 'head'?": {"private": frozenset({"heads"})},
     "unknown group 'represetation'. Did you mean 'representation'?": {
         "mix": lambda self, state, round, ctx: ctx.mix(state, {"represetation"}, round)
@@ -146,7 +146,7 @@ def test_a_state_is_not_changed_in_place(lab: SimpleNamespace, order: str) -> No
     kind = dataclass(frozen=True, kw_only=True)(type("Broken", (Sound,), {"order": order, "mix": in_place}))
     own = {"init": lambda self, ctx: State(clone(ctx.initial.params), ctx.initial.buffers)}
     kind = dataclass(frozen=True, kw_only=True)(type("Broken", (kind,), own))
-    with pytest.raises(UserError, match=r"mix changes representation\.fc1\.weight in place, .*: give a new tensor"):
+    with pytest.raises(UserError, match=r"mix changes representation\.fc1\.weight in place, .*: return a new tensor"):
         list(train(lab.tiny(kind(), rounds=1), lab.cpu))
 
 
@@ -175,18 +175,26 @@ MISTAKEN = {
     r"init of Odd takes \(self, ctx, more\): write def init\(self, ctx\)": {
         "init": lambda self, ctx, more: ctx.initial
     },
-    r"models of Odd is no method: write def models\(self, state, ctx\)": {"models": None},
-    "Odd has no name: give it one, as name: ClassVar": {"name": ""},
-    "Odd has no title: give it one, as title: ClassVar": {"title": ""},
-    "name of Odd has become an option: write name: ClassVar": {"name": "odd", "__annotations__": {"name": str}},
-    "private of Odd has become an option: write private: ClassVar": {"__annotations__": {"private": frozenset[str]}},
+    r"models of Odd is not a method: write def models\(self, state, ctx\)": {"models": None},
+    "Odd has no name: give it one, such as name: ClassVar": {"name": ""},
+    "Odd has no title: give it one, such as title: ClassVar": {"title": ""},
+    "name of Odd is declared as an option: write name: ClassVar": {"name": "odd", "__annotations__": {"name": str}},
+    "private of Odd is declared as an option: write private: ClassVar": {
+        "__annotations__": {"private": frozenset[str]}
+    },
     r"private of Odd 'head' is of the wrong type: give a frozenset such as frozenset\(\{'head'\}\)": {
         "private": "head"
     },
     "row_stochastic of Odd 'no' is of the wrong type: give bool": {"row_stochastic": "no"},
     "unknown order of Odd 'mix_train'. Did you mean 'mix-train'": {"order": "mix_train"},
-    "lr, an option of Odd, is one of every run's: call it otherwise": {"lr": 0.1, "__annotations__": {"lr": float}},
-    "out, an option of Odd, is one of every run's: call it otherwise": {"out": "x", "__annotations__": {"out": str}},
+    "Odd has an option called lr, which every run already has: rename it": {
+        "lr": 0.1,
+        "__annotations__": {"lr": float},
+    },
+    "Odd has an option called out, which every run already has: rename it": {
+        "out": "x",
+        "__annotations__": {"out": str},
+    },
 }
 
 
@@ -244,6 +252,6 @@ def test_a_class_that_is_no_frozen_dataclass() -> None:
         local = mix = Sound.local
 
     for kind in (Plain, Undecorated, Thawed):
-        says = rf"{kind.__name__} is no frozen dataclass: write @dataclass\(frozen=True, kw_only=True\) above it"
+        says = rf"{kind.__name__} is not a frozen dataclass: write @dataclass\(frozen=True, kw_only=True\) above it"
         with pytest.raises(UserError, match=says):
             Experiment(algorithm=kind())

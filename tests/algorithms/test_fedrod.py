@@ -143,7 +143,7 @@ def test_a_loss_of_the_users_is_refused_and_so_is_a_regression(lab):
         return (output[:, 0] - y).square()
 
     for changes in ({"data": numbers, "loss": squares}, {"loss": cross_entropy}):
-        with pytest.raises(UserError, match="fedrod trains two heads by losses of its own"):
+        with pytest.raises(UserError, match="fedrod trains two heads with its own losses"):
             lab.opened(lab.tiny(FedRoD(), **changes))
 
 

@@ -21,7 +21,7 @@ def phase(**changes: Any) -> Phase:
 def test_an_amount_can_be_come_to_the_end_of(kind: type[Epochs | Steps]):
     assert kind(0).count == 0 and kind(np.int64(2)).count == 2  # pyright: ignore[reportArgumentType]
     for given in (-1, 1.5, "2"):
-        with pytest.raises(UserError, match=rf"{kind.__name__}\({given!r}\) is no amount .*: give a whole number"):
+        with pytest.raises(UserError, match=rf"{kind.__name__}\({given!r}\) is not an amount .*: give a whole number"):
             kind(given)  # pyright: ignore[reportArgumentType]
 
 
@@ -31,8 +31,8 @@ WRONG = {
     r"optimizer of a phase 0\.1 is of the wrong type: give SGD": {"optimizer": 0.1},
     r"objective of a phase None is of the wrong type: give a function": {"objective": None},
     r"unknown frozen of a phase 'evaluate'\. Did you mean 'eval'": {"frozen": "evaluate"},
-    r"proximal of a phase is no anchor .* as in \(state\.params, 0\.1\)": {"proximal": PARAMS},
-    r"proximal of a phase is no anchor with its strength: ": {"proximal": (0.1, PARAMS)},
+    r"proximal of a phase must be an anchor .* as in \(state\.params, 0\.1\)": {"proximal": PARAMS},
+    r"proximal of a phase must be an anchor and its strength: ": {"proximal": (0.1, PARAMS)},
 }
 
 
@@ -43,13 +43,13 @@ def test_a_phase_is_made_of_what_engines_can_run(says: str):
 
 
 APART = {
-    r"proximal of a phase has nothing for head\.w, of which the workers have \[4, 3\]: give it a leaf": {
+    r"proximal of a phase has nothing for head\.w, but the workers have \[4, 3\]: give each": {
         "proximal": ({"representation.w": torch.zeros(4, 2)}, 0.1)
     },
     r"proximal of a phase has \[1, 2\] for representation\.w": {
         "proximal": ({name: leaf[:1] for name, leaf in PARAMS.items()}, 0.1)
     },
-    r"mask of a phase has \[4\] for heda\.w, of which the workers have nothing": {"mask": {"heda.w": torch.ones(4)}},
+    r"mask of a phase has \[4\] for heda\.w, but the workers have nothing": {"mask": {"heda.w": torch.ones(4)}},
     r"constants of a phase has \[9, 3\] for c: give .* a row for each of the 4 workers here": {
         "constants": {"c": torch.ones(9, 3)}
     },

@@ -72,7 +72,7 @@ class Context:
     engine: Engine
     network: Network
     exchange: Exchange
-    """Whom the algorithm says that it exchanges anything with."""
+    """With whom the algorithm says that it exchanges anything."""
     model: Split
     rates: Rates
     objective: Objective
@@ -134,8 +134,8 @@ class Context:
         if self.exchange != "graph":
             # There is one all the same, a ring that says who is present, and nobody has asked for it.
             raise UserError(
-                f"mix: the algorithm's exchange is '{self.exchange}', and there are no neighbours: say"
-                " exchange: ClassVar[str] = 'graph' in its class, or average over a server."
+                f"mix: the algorithm's exchange is '{self.exchange}', so there are no neighbours: write exchange:"
+                " ClassVar[str] = 'graph' in its class, or average over a server."
             )
         sent = self._sent(state, groups)
         return merge(state, self.network.mix(sent, round)) if sent else state
@@ -145,8 +145,8 @@ class Context:
         weights = np.asarray(weights)
         if weights.shape != (self.network.num_workers,) or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
             raise UserError(
-                f"average: weights {weights.tolist()} are no shares of {self.network.num_workers} workers: give each a"
-                " number of at least 0, and somebody more."
+                f"average: weights {weights.tolist()} do not fit {self.network.num_workers} workers: give each of"
+                " them a number of at least 0, and at least one a number above 0."
             )
         sent = self._sent(state, groups)
         return merge(state, self.network.average(sent, weights)) if sent else state
@@ -185,7 +185,7 @@ class Algorithm(ABC):
     """A frozen dataclass whose fields are the hyper-parameters. A round is ``local`` and ``mix``, in its ``order``.
 
     The ``round`` that they are given counts from 0, as rates and graphs do; records and messages count from 1.
-    What most have in common is said here; each says the rest.
+    What most algorithms have in common is here; each adds the rest.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -199,17 +199,17 @@ class Algorithm(ABC):
     exchange: ClassVar[Exchange] = "graph"
     """With whom a worker exchanges anything: its neighbours, a parameter server, or nobody."""
     row_stochastic: ClassVar[bool] = False
-    """Whether it is content with a P whose rows alone sum to 1."""
+    """Whether it can use a P whose rows sum to 1 but whose columns need not."""
     uses_rounds: ClassVar[bool] = False
     """Whether a schedule of its own depends on the number of rounds."""
     provenance: ClassVar[frozenset[str]] = frozenset()
-    """Options that follow from the run it builds upon, with every seed others: runs are compared without them."""
+    """Options that follow from the run it builds on, and so differ with every seed: runs are compared without them."""
     stream: ClassVar[str] = ""
-    """What its random numbers are drawn apart by from those of other runs with the seed; empty: by nothing."""
+    """A word that keeps its random numbers apart from those of other runs with the same seed; empty: none is needed."""
     num_models: ClassVar[int] = 1
     """Models that a worker trains in a round, one after the other."""
     extra_rows: ClassVar[float] = 0.0
-    """What a state holds of a worker beside its net, in sizes of that: masks, a second model."""
+    """What a state holds for each worker besides its net (masks, a second model), in multiples of the net's size."""
 
     # Facts of most, options of some.
     order: Literal["train-mix", "mix-train"] = "train-mix"
@@ -217,12 +217,12 @@ class Algorithm(ABC):
     """Whose model a worker is scored with."""
 
     def __post_init__(self) -> None:
-        """Take its options as they are meant; checks of its own follow, and may count on numbers."""
+        """Convert and check its options; an algorithm's own checks come after this, and may rely on the types."""
         settle(self)
 
     @property
     def uses_sizes(self) -> bool:
-        """Whether it looks at how many samples all workers have, which are then told even where data stay at sites."""
+        """Whether it needs every worker's number of samples, which is then shared even where data stay at sites."""
         return self.exchange == "server"
 
     @property
@@ -286,13 +286,14 @@ def run_phases(
     owned = {group(name) for name in state.params}
     if not (rows is None or (isinstance(rows, Tensor) and rows.dtype == torch.int64)):
         # A mask of yes and no would be taken for the rows 0 and 1.
-        raise UserError(f"rows {shown(rows)} are no row numbers: give what ctx.present(round) gives.")
+        raise UserError(f"rows {shown(rows)} are not row numbers: give what ctx.present(round) returns.")
     for phase in phases:
         # A copy of the net in a group of its own would not move, and go unnoticed.
         for name in sorted(ctx.known(phase.update, state) - ctx.model_groups):
             raise UserError(
-                f"a phase trains groups of the net ({', '.join(sorted(ctx.model_groups))}), and '{name}' is none: give"
-                f" run_phases the copy of the net in it as a state, with the params strip_prefix(params, '{name}')."
+                f"a phase trains groups of the net ({', '.join(sorted(ctx.model_groups))}), and '{name}' is not one"
+                f" of them: give run_phases the copy of the net in '{name}' as a state, with the params"
+                f" strip_prefix(params, '{name}')."
             )
         if not phase.update & owned or phase.amount.count == 0:
             continue
@@ -300,7 +301,7 @@ def run_phases(
         name = phase.name or phase.stream
         if name in log:
             # Its work would take no simulated time, and its loss would be looked at by nobody.
-            raise UserError(f"two phases of a round are called '{name}': give each a name of its own, Phase(name=...).")
+            raise UserError(f"two phases of a round are called '{name}': give each its own name, Phase(name=...).")
         fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
         state = State(fit.params, fit.buffers)
         log[name] = Work(fit.loss, ctx.steps(phase.amount, rows))

@@ -27,17 +27,17 @@ def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
     made = getattr(type(algorithm), "__dataclass_params__", None)
     undone = "__dataclass_params__" not in vars(type(algorithm)) and get_annotations(type(algorithm)).keys() - _facts()
     if made is None or not made.frozen or undone:
-        raise UserError(f"{own} is no frozen dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
+        raise UserError(f"{own} is not a frozen dataclass: write @dataclass(frozen=True, kw_only=True) above it.")
     options = {spec.name for spec in fields(algorithm)}
     for name, (kind, of_class) in _facts().items():
         if name in options and of_class:
-            raise UserError(f"{name} of {own} has become an option: write {name}: ClassVar[...] = ... in its place.")
+            raise UserError(f"{name} of {own} is declared as an option: write {name}: ClassVar[...] = ... instead.")
         kind.check(f"{name} of {own}", getattr(algorithm, name))
     for name in ("name", "title"):
         if not getattr(algorithm, name):
-            raise UserError(f"{own} has no {name}: give it one, as {name}: ClassVar[str] = '{own.lower()}'.")
+            raise UserError(f"{own} has no {name}: give it one, such as {name}: ClassVar[str] = '{own.lower()}'.")
     for name in sorted(options.intersection(taken)):
-        raise UserError(f"{name}, an option of {own}, is one of every run's: call it otherwise.")
+        raise UserError(f"{own} has an option called {name}, which every run already has: rename it.")
     _check_methods(type(algorithm))
 
 
@@ -56,7 +56,7 @@ def _check_methods(kind: type[Algorithm]) -> None:
             continue
         wanted, own = signature(method).parameters, getattr(kind, name)
         if not callable(own):
-            raise UserError(f"{name} of {kind.__name__} is no method: write def {name}({', '.join(wanted)}).")
+            raise UserError(f"{name} of {kind.__name__} is not a method: write def {name}({', '.join(wanted)}).")
         given = signature(own)
         # A function of the class is given the object as well; a static method is not.
         first = 0 if isfunction(getattr_static(kind, name)) else 1
@@ -74,7 +74,9 @@ def prepared_net(algorithm: Algorithm, net: Split) -> Split:
     with user_code(f"{algorithm.name}: prepare", surely=False):
         found = algorithm.prepare(net)
     if not isinstance(found, Split):
-        raise UserError(f"{algorithm.name}: prepare gives a {type(found).__name__}: return a Split, as it is given.")
+        raise UserError(
+            f"{algorithm.name}: prepare returns a {type(found).__name__}: return a Split, like the one it is given."
+        )
     return found
 
 
@@ -86,7 +88,7 @@ def starting_state(algorithm: Algorithm, ctx: Context) -> State:
     for name, leaf in {**found.params, **found.buffers}.items():
         if leaf.shape[:1] != (workers,):
             raise UserError(
-                f"{where} gives {name} {list(leaf.shape)}: give it a row for each of the {workers} workers here,"
+                f"{where} returns {name} {list(leaf.shape)}: give it a row for each of the {workers} workers here,"
                 f" [{workers}, ...]."
             )
     return found
@@ -98,14 +100,14 @@ def trained_state(algorithm: Algorithm, state: State, round: int, ctx: Context) 
     with _repeatable(where, state, round):
         found = algorithm.local(state, round, ctx)
     if not (isinstance(found, tuple) and len(found) == 2 and _is_log(found[1])):
-        raise UserError(f"{where} gives no (State, Log): return both, as run_phases does.")
+        raise UserError(f"{where} does not return (State, Log): return both, as run_phases does.")
     workers = len(ctx.ids)
     for phase, work in found[1].items():
         for what, values, kind in (("loss", work.loss, "floats"), ("steps", work.steps, "int64")):
             fits = isinstance(values, Tensor) and values.shape == (workers,)
             if not (fits and (values.is_floating_point() if kind == "floats" else values.dtype == torch.int64)):
                 raise UserError(
-                    f"{where} gives a log whose '{phase}' has no {what} for each of the {workers} workers here:"
+                    f"{where} returns a log in which '{phase}' has no {what} for each of the {workers} workers here:"
                     f" give a tensor [{workers}] of {kind}."
                 )
     return _whole(found[0], where, state), found[1]
@@ -131,23 +133,27 @@ def check_first(algorithm: Algorithm, state: State, ctx: Context) -> None:
     )
     for name in sorted({*given, *wanted}):
         if given.get(name) != wanted.get(name):
-            what = f"not as the net has it, {wanted[name]}" if name in wanted else "that the net has not"
-            raise UserError(f"{algorithm.name}: models gives {name} {what}: give the net's own leaves, and no others.")
+            what = f"not as the net has it, {wanted[name]}" if name in wanted else "that the net does not have"
+            raise UserError(
+                f"{algorithm.name}: models returns {name} {what}: return the net's own leaves, and no others."
+            )
 
 
 def _state(found: object, where: str) -> State:
     """A state as it must be, whatever is in it."""
     if not isinstance(found, State):
-        raise UserError(f"{where} gives a {type(found).__name__}: return a State.")
+        raise UserError(f"{where} returns a {type(found).__name__}: return a State.")
     for what, leaves in (("params", found.params), ("buffers", found.buffers)):
         given: object = leaves
         if not isinstance(given, dict) or not all(
             isinstance(n, str) and isinstance(x, Tensor) for n, x in given.items()
         ):
-            raise UserError(f"{where} gives a State with {what} that are no tensors by name: give a dict of them.")
+            raise UserError(f"{where} returns a State whose {what} are not tensors by name: give a dict of them.")
         for name, leaf in leaves.items():
             if leaf.requires_grad:
-                raise UserError(f"{where} gives {name} with a gradient to come: detach() it, or compute in no_grad().")
+                raise UserError(
+                    f"{where} returns {name} with requires_grad=True: detach() it, or compute it under no_grad()."
+                )
     return found
 
 
@@ -157,10 +163,12 @@ def _whole(found: object, where: str, before: State) -> State:
     for had, has in ((before.params, found.params), (before.buffers, found.buffers)):
         if changed := sorted(had.keys() ^ has.keys()):
             lost = changed[0] in had
-            raise UserError(f"{where} {'loses' if lost else 'adds'} {changed[0]}: a state has the leaves of its first.")
+            raise UserError(
+                f"{where} {'loses' if lost else 'adds'} {changed[0]}: a state must keep the leaves it started with."
+            )
         for name, leaf in has.items():
             if (now := _form(leaf)) != (was := _form(had[name])):
-                raise UserError(f"{where} makes {name} {now}, and it was {was}: leave shapes and types as they are.")
+                raise UserError(f"{where} turns {name} from {was} into {now}: leave shapes and types as they are.")
     return found
 
 
@@ -175,10 +183,10 @@ def _repeatable(where: str, state: State | None = None, round: int = 0) -> Itera
     yield
     for name, leaf in leaves.items():
         if leaf._version != before[name]:
-            raise UserError(f"{where} changes {name} in place, which is still looked at: give a new tensor.")
+            raise UserError(f"{where} changes {name} in place, but it is still in use: return a new tensor.")
     if round == 0 and standing() != stood:
         raise UserError(
-            f"{where} draws from torch's, numpy's or Python's own generator, and no run could be repeated: draw from"
+            f"{where} draws from torch's, numpy's or Python's own generator, so no run could be repeated: draw from"
             " manyheads.randomness.generator(ctx.seed, 'a name', worker=..., round=...)."
         )
 

@@ -40,7 +40,7 @@ _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 28}
 @dataclass(frozen=True, kw_only=True)
 class DisPFL(Algorithm):
     density: float = 0.5
-    """Part of the weights that each worker keeps."""
+    """Fraction of the weights that each worker keeps."""
     sparsity: Literal["erk", "uniform"] = "erk"
     """How the density is spread over layers: Erdos-Renyi kernel, or the same in each."""
     regrow: Literal["gradient", "random"] = "gradient"

@@ -48,7 +48,8 @@ class FedRoD(ServerAlgorithm):
     def prepare(self, model: Split) -> Split:
         if not any(weight.requires_grad and weight.ndim > 1 for weight in model.get_submodule("head").parameters()):
             raise UserError(
-                "fedrod needs a head to add another to, and this net's has no weights to train: give another --head."
+                "fedrod adds a second head to the first, but this net's head has no weights to train: give another"
+                " --head."
             )
         return model.with_head(GENERIC, detach=HEAD)
 

@@ -15,7 +15,7 @@ class ServerAlgorithm(Algorithm):
     weighting: Literal["samples", "uniform"] = "samples"
     """Whether the server weighs workers by their samples or all alike."""
     participation: float = 1.0
-    """Part of the workers that takes part in a round."""
+    """Fraction of the workers that take part in a round."""
 
     exchange: ClassVar[Exchange] = "server"
 

@@ -38,7 +38,7 @@ def _check_count(amount: Epochs | Steps) -> None:
     """Refuse a count that a phase would never come to the end of."""
     if not isinstance(amount.count, Integral) or amount.count < 0:
         given = f"{type(amount).__name__}({shown(amount.count)})"
-        raise UserError(f"{given} is no amount of training: give a whole number of at least 0.")
+        raise UserError(f"{given} is not an amount of training: give a whole number of at least 0.")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,9 @@ class Phase:
     def __post_init__(self) -> None:
         pull: object = self.proximal
         if pull is not None and not (isinstance(pull, tuple) and len(pull) == 2 and isinstance(pull[0], dict)):
-            raise UserError("proximal of a phase is no anchor with its strength: give both, as in (state.params, 0.1).")
+            raise UserError(
+                "proximal of a phase must be an anchor and its strength: give both, as in (state.params, 0.1)."
+            )
         for name, kind in wanted(Phase).items():
             kind.check(f"{name} of a phase", getattr(self, name))
 
@@ -100,8 +102,8 @@ class Phase:
                 given, meant = _form(leaves.get(name)), _form(params.get(name))
                 if given != meant:
                     raise UserError(
-                        f"{what} of a phase has {given} for {name}, of which the workers have {meant}: give it a leaf"
-                        " with the name and shape of each that it is for."
+                        f"{what} of a phase has {given} for {name}, but the workers have {meant}: give each of its"
+                        " leaves the name and shape of the one it is for."
                     )
         for name, leaf in self.constants.items():
             if not (isinstance(leaf, Tensor) and leaf.shape[:1] == (num_workers,)):
