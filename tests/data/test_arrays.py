@@ -95,7 +95,7 @@ def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
         ({"x": X, "y": Y - 1}, "has label -1"),
         ({"x": X, "y": Y * 1000}, "label 4000 in 50 samples"),
         ({"x": X, "y": Y[:, None]}, r"y is int64 \[50, 1\]"),
-        ({"x": X[:, 0], "y": Y}, r"x is float64 \[50\]; give numbers \[samples, features\], as x\[:, None\] is\."),
+        ({"x": X[:, 0], "y": Y}, r"x is float64 \[50\]; give numbers \[samples, features\], such as x\[:, None\]\."),
         ({"x": X.astype(str), "y": Y}, "x is <U"),
         ({"x": X.astype(complex), "y": Y}, r"x is complex.*; give numbers \[samples, \.\.\.\]\."),
         ({"x": X, "y": Y, "user": np.arange(3)}, "user is int64"),
@@ -109,12 +109,15 @@ def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
         ({"x": X, "y": Y, "x_test": X}, "the test part lacks y"),
         ({"x": X, "y": Y, "user_test": Y}, "the test part lacks x"),
         ({"x": X, "y": Y, "x_test": X[:, :2], "y_test": Y}, r"samples are \[4\] for training and \[2\] for test"),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y, "user_test": Y}, "users of one part only"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y, "user_test": Y}, "names users in one part only"),
         (
             {"x": X, "y": Y, "x_test": X, "y_test": Y, "user": Y, "user_test": Y[:, None]},
             r"user_test is int64 \[50, 1\]; give one",
         ),
-        ({"x": X, "y": np.array([object()] * 50)}, r"not an npz of plain arrays.*no objects \(number words by"),
+        (
+            {"x": X, "y": np.array([object()] * 50)},
+            r"not an npz of plain arrays.*no objects \(turn words into numbers with",
+        ),
         ({"x": X[:0], "y": Y[:0]}, "train part is empty"),
     ],
 )
@@ -172,8 +175,8 @@ def test_arrays_in_memory_are_copied() -> None:
         ({"y_test": Y}, "the test part lacks x; give both"),
         ({"x_test": X, "y_test": Y / 2}, "int64 for training and torch.float32 for test"),
         ({"x_test": X.astype(np.uint8), "y_test": Y}, "x is torch.float32 for training and torch.uint8 for test"),
-        ({"x_test": X, "y_test": Y, "user": Y}, "users of one part only"),
-        ({"num_classes": 3}, "has label 4, and num_classes is 3: give at least 5"),
+        ({"x_test": X, "y_test": Y, "user": Y}, "names users in one part only"),
+        ({"num_classes": 3}, "has label 4, but num_classes is 3: give at least 5"),
     ],
 )
 def test_wrong_arrays_in_memory(given: dict[str, object], message: str) -> None:
@@ -210,7 +213,7 @@ class Stream(IterableDataset):
         ([(X, Y), (X[:, :2], Y)], r"worker 1 has .* samples \[2\] with torch.int64 targets \[\], .* samples \[4\]"),
         ([(X, Y), (X, Y / 2)], "worker 1 has .* torch.float32 targets"),
         ([(X, X), (X, X[:, :2])], r"worker 1 has .* targets \[2\], worker 0 .* targets \[4\]"),
-        ([(X, Y), (X.astype(np.uint8), Y)], "worker 1 has torch.uint8 samples .*, worker 0 torch.float32 samples"),
+        ([(X, Y), (X.astype(np.uint8), Y)], "worker 1 has torch.uint8 samples .*, worker 0 has torch.float32 samples"),
         ([(X, Y, X.astype(np.uint8), Y)], "worker 0 has torch.uint8 samples"),
         ([(X, Y), (X[:0], Y[:0])], "worker 1 has no train sample"),
         ([(X, Y, X)], "worker 0 has 3 arrays"),
@@ -226,7 +229,7 @@ def test_a_wrong_worker_is_named(parts: list[arrays.WorkerPart], message: str) -
 
 def test_an_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
     assert load(save(tmp_path, x=X, y=Y, num_classes=9)).num_classes == 9
-    with pytest.raises(UserError, match=r"mine\.npz.* label 4, and num_classes is 3: give at least 5\."):
+    with pytest.raises(UserError, match=r"mine\.npz.* label 4, but num_classes is 3: give at least 5\."):
         load(save(tmp_path, x=X, y=Y, num_classes=3))
     for wrong in (0, 2.5, [5], 2**63 - 1, np.uint64(2**64 - 1)):
         with pytest.raises(UserError, match=r"mine\.npz: num_classes is .*; give one whole number from 1 to 1,000,000"):
@@ -241,13 +244,13 @@ def test_split_is_made_of_plain_words(tmp_path: Path) -> None:
 def test_labels_of_another_kind_are_told_what_to_become() -> None:
     x = np.zeros((4, 2))
     for y, says in (
-        (np.array(list("abab")), "number words by numpy.unique"),
+        (np.array(list("abab")), "turn words into numbers with numpy.unique"),
         # As a column of words is that comes from pandas.
-        (np.array(list("abab"), dtype=object), "number words by numpy.unique"),
-        (np.eye(4, dtype=int), r"number one-hot rows by y\.argmax\(1\)"),
-        (np.eye(4) > 0, r"number one-hot rows by y\.argmax\(1\)"),
-        (np.array([[0], [1], [1], [1]]), r"take the one column there is, as y\[:, 0\] is"),
-        (np.ones((4, 3), dtype=int), "in Python floats"),
+        (np.array(list("abab"), dtype=object), "turn words into numbers with numpy.unique"),
+        (np.eye(4, dtype=int), r"turn one-hot rows into classes with y\.argmax\(1\)"),
+        (np.eye(4) > 0, r"turn one-hot rows into classes with y\.argmax\(1\)"),
+        (np.array([[0], [1], [1], [1]]), r"take its only column, y\[:, 0\]"),
+        (np.ones((4, 3), dtype=int), "in Python, floats"),
     ):
         with pytest.raises(UserError, match=says):
             arrays.from_arrays(x, y)

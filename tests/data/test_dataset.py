@@ -19,7 +19,7 @@ def good() -> Dataset:
         ({"x_test": torch.full((3, 2), torch.inf)}, "test part of x holds NaN, infinite"),
         (
             {"y_train": torch.tensor([0, 1, 2, 0, 1, 3])},
-            "train part has label 3, and num_classes is 3: give at least 4",
+            "train part has label 3, but num_classes is 3: give at least 4",
         ),
         ({"y_test": torch.tensor([0, -1, 2])}, "test part has label -1"),
         ({"y_train": torch.tensor([0, 1])}, "6 samples but 2 targets"),

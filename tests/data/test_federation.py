@@ -68,8 +68,8 @@ def test_validation_that_leaves_next_to_nothing_is_noted() -> None:
     def notes(part: float) -> tuple[str, ...]:
         return federate(data, workers=3, split="natural", validation=part, seed=1).notes
 
-    assert notes(0.7) == ("workers whom validation 0.7 leaves one train sample: 1; hold out less",)
-    assert notes(0.999) == ("workers whom validation 0.999 leaves one train sample: 2; hold out less",)
+    assert notes(0.7) == ("workers left with one train sample by validation 0.7: 1; hold out less",)
+    assert notes(0.999) == ("workers left with one train sample by validation 0.999: 2; hold out less",)
     assert not notes(0.1), "who had no more than one is not emptied by it"
 
 
@@ -214,9 +214,9 @@ def test_regression(regression: Dataset) -> None:
 def test_describe(toy: Make) -> None:
     federation = federate(toy([41, 39], [0, 20]), workers=2, split="shards:1", seed=1)
     lines = dict(describe(federation))
-    assert lines["train samples a worker"] == "min 40, median 40, max 40"
-    assert lines["test samples a worker"] == "min 0, median 10, max 20"
-    assert lines["classes a worker"] == "mean 1.5 of 2"
+    assert lines["train samples per worker"] == "min 40, median 40, max 40"
+    assert lines["test samples per worker"] == "min 0, median 10, max 20"
+    assert lines["classes per worker"] == "mean 1.5 of 2"
     assert lines["majority share"].startswith("0.98") and lines["majority floor"].startswith("1.000")
     assert lines["workers without test samples"] == "1"
     assert "validation samples a worker" not in lines
@@ -231,7 +231,7 @@ def test_test_samples_nobody_trains_on_are_left_out_and_noted(toy: Make) -> None
 
 @pytest.mark.parametrize("part", [-0.1, 1.0, float("nan")])
 def test_wrong_validation(digits: Dataset, part: float) -> None:
-    with pytest.raises(UserError, match=r"validation .*: give the part"):
+    with pytest.raises(UserError, match=r"validation .*: give the fraction"):
         federate(digits, workers=2, split="iid", validation=part, seed=1)
 
 

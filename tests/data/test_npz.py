@@ -59,12 +59,16 @@ def test_an_npz_that_nobody_can_unpack_is_refused_by_name(tmp_path: Path, place:
 
 def test_an_npy_is_not_an_npz(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
-    with pytest.raises(UserError, match=r"x\.npy is not an npz .*\(no zip archive\).* guide shows how CSV and images"):
+    with pytest.raises(
+        UserError, match=r"x\.npy is not an npz .*\(not a zip archive\).* guide shows how to make one from CSV"
+    ):
         load(tmp_path / "x.npy")
 
 
 def test_a_folder_is_said_to_be_one(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is a folder: give the path of an npz .* guide shows how CSV and images"):
+    with pytest.raises(
+        UserError, match=r"is a folder: give the path of an npz .* guide shows how to make one from CSV"
+    ):
         load(tmp_path)
 
 
@@ -77,7 +81,7 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_opened_is_told_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mine.npz"
     path.symlink_to(path)
-    with pytest.raises(UserError, match=r"^cannot read .*mine\.npz \(Too many levels of symbolic links\): mend that"):
+    with pytest.raises(UserError, match=r"^cannot read .*mine\.npz \(Too many levels of symbolic links\): fix that"):
         load(path)
     path.unlink()
     save(tmp_path, x=X, y=Y)
@@ -87,7 +91,7 @@ def test_a_file_that_cannot_be_opened_is_told_why(tmp_path: Path, monkeypatch: p
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(UserError, match=r"^cannot read .*mine\.npz \(Permission denied\): mend that"):
+    with pytest.raises(UserError, match=r"^cannot read .*mine\.npz \(Permission denied\): fix that"):
         load(path)
 
 

@@ -214,15 +214,15 @@ def test_splits_that_the_data_cannot_serve(toy: Make, regression: Dataset) -> No
         draw_partition(data, Iid(), 11, 1)
     with pytest.raises(UserError, match="0 workers: ask for at least 1"):
         draw_partition(data, Iid(), 0, 1)
-    with pytest.raises(UserError, match="shards:3 needs 12 train samples for 4 workers, toy has 11"):
+    with pytest.raises(UserError, match="shards:3 needs 12 train samples for 4 workers, but toy has 11"):
         draw_partition(toy([5, 6], [2, 2]), LabelShards(3), 4, 1)
-    with pytest.raises(UserError, match="natural needs a data set with users, toy has none"):
+    with pytest.raises(UserError, match="natural needs a data set with users, but toy has none"):
         draw_partition(data, Natural(), 2, 1)
     with pytest.raises(UserError, match="4 workers for the 3 users of toy"):
         draw_partition(toy([5, 5], [2, 2], users=3), Natural(), 4, 1)
     for split in (Dirichlet(0.3), LabelShards(1)):
         with pytest.raises(
-            UserError, match=r"needs classes, line has float targets: give whole numbers .* in Python, a loss"
+            UserError, match=r"needs classes, but line has float targets: give whole numbers .* in Python, a loss"
         ):
             draw_partition(regression, split, 2, 1)
 

@@ -61,8 +61,8 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress:
         return digits.load()
     if is_per_worker(asked):
         raise UserError(
-            f"{asked} names a file for each worker, which is for manyheads train: give one file for all, or train each"
-            " algorithm and give the folder of their runs to manyheads report."
+            f"{asked} names a file for each worker, which only manyheads train can use: give one file for all, or"
+            " train each algorithm and give the folder of their runs to manyheads report."
         )
     path = Path(name_or_path).expanduser()
     if path.suffix == ".npz" or path.exists():

@@ -88,7 +88,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
         for kind in (_kind(train), _kind(test)):
             if kind != first:
                 raise UserError(
-                    f"{name}: worker {worker} has {kind}, worker 0 {first}; give all workers one kind of sample."
+                    f"{name}: worker {worker} has {kind}, worker 0 has {first}; give all workers one kind of sample."
                 )
 
     def joined(parts: list[_Pool]) -> _Pool:
@@ -191,7 +191,7 @@ def _parts(
     if who is None and who_test is None:
         return (inputs, targets, None), (inputs_test, targets_test, None)
     if who is None or who_test is None:
-        raise UserError(f"{where}: users of one part only; give user and user_test, or neither.")
+        raise UserError(f"{where} names users in one part only; give user and user_test, or neither.")
     train, test = _numbered(np.concatenate([who, who_test])).split([len(who), len(who_test)])
     return (inputs, targets, train), (inputs_test, targets_test, test)
 
@@ -246,14 +246,14 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     except (ValueError, TypeError) as error:
         raise UserError(f"{where}: x or y is not an array ({error}); give arrays of numbers of one shape.") from None
     if inputs.ndim < 2 or inputs.dtype.kind not in "buif":
-        wanted = "[samples, features], as x[:, None] is" if inputs.ndim == 1 else "[samples, ...]"
+        wanted = "[samples, features], such as x[:, None]" if inputs.ndim == 1 else "[samples, ...]"
         raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}; give numbers {wanted}.")
     if targets.ndim < 1 or targets.dtype.kind not in "buif" or (targets.dtype.kind != "f" and targets.ndim > 1):
         raise UserError(
             f"{where}: y is {targets.dtype} {list(targets.shape)}; give whole numbers [samples]; {_hint(targets)}."
         )
     if len(inputs) != len(targets):
-        raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target a sample.")
+        raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target per sample.")
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name later
         values = torch.from_numpy(inputs.astype(np.uint8 if inputs.dtype == np.uint8 else np.float32))
         wanted = torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
@@ -281,10 +281,10 @@ def _hint(targets: np.ndarray) -> str:
     if targets.dtype.kind in "USO" and targets.ndim == 1:
         return WORDS
     if targets.dtype.kind in "bui" and targets.shape[1:] == (1,):
-        return "take the one column there is, as y[:, 0] is"
+        return "take its only column, y[:, 0]"
     if targets.dtype.kind in "bui" and targets.ndim == 2 and ((targets != 0).sum(1) == 1).all():
-        return "number one-hot rows by y.argmax(1)"
-    return "or in Python floats [samples, ...] and a loss, as for a regression or several labels a sample"
+        return "turn one-hot rows into classes with y.argmax(1)"
+    return "or, in Python, floats [samples, ...] and a loss, as for a regression or several labels per sample"
 
 
 def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:

@@ -33,7 +33,7 @@ class Dataset:
     per_worker: bool = False
     """Whether its users are the workers, who bring their own samples: they keep them unless a split is given.
 
-    None of these need be for test: others, elsewhere, may have some.
+    They need not have any for test: other workers, elsewhere, may.
     """
     pixels: Pixels | None = None
     """How the inputs were made of bytes; None: they were made of other numbers."""
@@ -89,9 +89,9 @@ class Dataset:
 def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classes: int | None) -> None:
     """Raise a UserError that begins with ``part`` unless x, y and user fit each other and hold usable numbers."""
     if len(y) != len(x):
-        raise UserError(f"{part} has {len(x)} samples but {len(y)} targets; give one target a sample.")
+        raise UserError(f"{part} has {len(x)} samples but {len(y)} targets; give one target per sample.")
     if user is not None and len(user) != len(x):
-        raise UserError(f"{part} has {len(x)} samples but {len(user)} user entries; give one user a sample.")
+        raise UserError(f"{part} has {len(x)} samples but {len(user)} user entries; give one user per sample.")
     check_finite(f"{part} of x", x)
     if num_classes is None:
         check_finite(f"{part} of y", y)
@@ -101,7 +101,7 @@ def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classe
     if low < 0:
         raise UserError(f"{part} has label {low}: number the classes from 0.")
     if high >= num_classes:
-        raise UserError(f"{part} has label {high}, and num_classes is {num_classes}: give at least {high + 1}.")
+        raise UserError(f"{part} has label {high}, but num_classes is {num_classes}: give at least {high + 1}.")
 
 
 def check_finite(part: str, values: Tensor) -> None:

@@ -118,10 +118,10 @@ def federate(
     """
     if not 0 <= validation < 1:
         raise UserError(
-            f"validation {validation:g}: give the part of the train samples to hold out, from 0 to below 1."
+            f"validation {validation:g}: give the fraction of train samples to hold out, at least 0 and below 1."
         )
     if relabel and dataset.num_classes is None:
-        raise UserError(f"relabel needs classes, {dataset.name} is a regression: leave it out.")
+        raise UserError(f"relabel needs classes, but {dataset.name} is a regression: leave it out.")
     partition = draw_partition(dataset, parse_split(split) if isinstance(split, str) else split, workers, seed)
     ids = range(first, first + workers)
     train, held_out = _hold_out(by_owner(partition.owner, workers), validation, seed, ids)
@@ -129,7 +129,7 @@ def federate(
     names = _relabelling(dataset.num_classes, ids, seed) if relabel and dataset.num_classes else None
     notes = partition.notes
     if emptied := int(((train.sizes == 1) & (held_out.sizes > 0)).sum()):
-        notes += (f"workers whom validation {validation:g} leaves one train sample: {emptied}; hold out less",)
+        notes += (f"workers left with one train sample by validation {validation:g}: {emptied}; hold out less",)
     if test_split == "shared" and (left_out := len(dataset.x_test) - len(test.rows)):
         notes += (f"test samples of classes or users that no worker trains on were left out: {left_out}",)
     return Federation(
@@ -169,7 +169,7 @@ def describe(federation: Federation) -> list[tuple[str, str]]:
     """What a person wants to know about a split, as (name, value) lines."""
     lines = [("data", federation.name), ("workers", str(len(federation.ids)))]
     lines += [
-        (f"{part} samples a worker", _spread(shards.sizes))
+        (f"{part} samples per worker", _spread(shards.sizes))
         for part, shards in federation._parts().items()
         if len(shards.index)
     ]
@@ -179,8 +179,8 @@ def describe(federation: Federation) -> list[tuple[str, str]]:
         share = float((counts.amax(1) / counts.sum(1)).mean())
         present = float((counts > 0).sum(1).double().mean())
         lines += [
-            ("classes a worker", f"mean {present:.1f} of {federation.num_classes}"),
-            ("majority share", f"{share:.3f} (mean part of a worker's most frequent train class)"),
+            ("classes per worker", f"mean {present:.1f} of {federation.num_classes}"),
+            ("majority share", f"{share:.3f} (mean share of a worker's most frequent train class)"),
             ("majority floor", "none" if floor is None else f"{floor:.3f} (accuracy of always answering that class)"),
         ]
     lines.append(("workers without test samples", str(federation.test.sizes.count(0))))

@@ -117,7 +117,7 @@ def read(path: Path, md5: str) -> np.ndarray:
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; give it back its permissions or replace it.") from None
+        raise UserError(f"cannot read {path}: {error.strerror}; restore its permissions or replace it.") from None
     check_md5(path, content.data, md5)
     return content
 
@@ -147,7 +147,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
                             target.write(chunk)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise UserError(
-            f"cannot unpack {archive} into {folder} ({error}): replace the archive or free the folder."
+            f"cannot unpack {archive} into {folder} ({error}): replace the archive or clear the folder."
         ) from None
     if wanted:
         raise UserError(f"{archive} lacks {', '.join(sorted(wanted))}: put the published archive there.")

@@ -9,10 +9,10 @@ import numpy as np
 
 from manyheads.errors import UserError
 
-WORDS = "number words by numpy.unique(y, return_inverse=True)[1]"
+WORDS = "turn words into numbers with numpy.unique(y, return_inverse=True)[1]"
 """How labels that are words become numbers."""
 
-_GUIDE = "The user guide shows how CSV and images become one."
+_GUIDE = "The user guide shows how to make one from CSV or images."
 """Where those are sent who give files of another kind."""
 
 
@@ -23,13 +23,13 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], l
         with file:
             # Of a file of another kind numpy says that it might be unpickled, which is no advice to pass on.
             if file.read(2) != b"PK":
-                raise zipfile.BadZipFile("no zip archive")
+                raise zipfile.BadZipFile("not a zip archive")
             file.seek(0)
             with np.load(file, allow_pickle=False) as stored:
                 found = {name: stored[name] for name in names if name in stored}
                 unread = [name for name in stored.files if name not in found]
         if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
-            raise zipfile.BadZipFile(f"{odd[0]} is no array")
+            raise zipfile.BadZipFile(f"{odd[0]} is not an array")
         return found, unread
     except MemoryError:
         raise
@@ -54,4 +54,4 @@ def _opened(path: Path) -> BinaryIO:
     except FileNotFoundError:
         raise UserError(f"no file {path}: {what}") from None
     except OSError as error:
-        raise UserError(f"cannot read {path} ({error.strerror}): mend that, or {what}") from None
+        raise UserError(f"cannot read {path} ({error.strerror}): fix that, or {what}") from None

@@ -129,8 +129,8 @@ class LabelShards:
         pieces = workers * self.per_worker
         if pieces > len(label):
             raise UserError(
-                f"{self} needs {pieces} train samples for {workers} workers, {data.name} has {len(label)}: "
-                "ask for fewer workers or shards."
+                f"{self} needs {pieces} train samples for {workers} workers, but {data.name} has {len(label)}: ask"
+                " for fewer workers or shards."
             )
         in_classes = np.lexsort((rng.random(len(label)), label))
         piece_owner = rng.permutation(np.arange(pieces) % workers)
@@ -156,7 +156,7 @@ class Natural:
             if workers == 1:
                 return Iid().draw(data, workers, rng)
             raise UserError(
-                f"natural needs a data set with users, {data.name} has none: use dirichlet:0.3, iid or shards:2."
+                f"natural needs a data set with users, but {data.name} has none: use dirichlet:0.3, iid or shards:2."
             )
         names, user = np.unique(data.user_train.numpy(), return_inverse=True)
         if workers > len(names):
@@ -267,8 +267,8 @@ def _labels(data: Dataset, split: SplitRule) -> tuple[np.ndarray, np.ndarray, in
     """Train labels, test labels and the number of classes of a data set that has them."""
     if data.num_classes is None:
         raise UserError(
-            f"{split} needs classes, {data.name} has float targets: give whole numbers (y.astype(int), of one-hot rows "
-            "y.argmax(1)), or for a regression iid and, in Python, a loss."
+            f"{split} needs classes, but {data.name} has float targets: give whole numbers (y.astype(int), or"
+            " y.argmax(1) of one-hot rows), or for a regression iid and, in Python, a loss."
         )
     return data.y_train.numpy(), data.y_test.numpy(), data.num_classes
 

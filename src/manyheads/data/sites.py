@@ -29,8 +29,8 @@ def load(template: str, workers: range) -> Dataset:
     for worker, part in parts.items():
         if part.kind != first.kind:
             raise UserError(
-                f"{_file(template, worker)} holds samples {part.kind}, {_file(template, workers[0])} {first.kind}: "
-                f"{ONE_KIND}"
+                f"{_file(template, worker)} holds samples {part.kind}, but {_file(template, workers[0])}"
+                f" {first.kind}: {ONE_KIND}"
             )
     train, test = (
         torch.tensor(list(parts)).repeat_interleave(torch.tensor([len(x) for x in pools]))
