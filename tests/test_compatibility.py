@@ -32,7 +32,7 @@ def test_a_head_that_is_the_whole_net_is_refused_where_only_the_rest_is_shared(l
     with pytest.raises(UserError) as caught:
         lab.opened(lab.tiny(algorithm, model=_net, head="0"))
     assert str(caught.value) == (
-        f"the head is the whole net, and {algorithm.name} would share nothing: "
+        f"the head is the whole net, so {algorithm.name} would share nothing: "
         "give a later layer as --head (2, 3), or say --head all."
     )
     with pytest.raises(UserError, match=r"share nothing: give a net with more layers, or say --head all\.$"):
@@ -55,12 +55,12 @@ def test_a_regression_needs_a_loss_that_gives_every_sample_a_number_of_its_own(l
         return (output - y).square().mean(1)
 
     for wrong in ({"loss": torch.nn.functional.mse_loss}, {"loss": squares, "metric": torch.nn.functional.mse_loss}):
-        with pytest.raises(UserError, match=r"gives \[\] for 3 samples: it must give one number a sample"):
+        with pytest.raises(UserError, match=r"gives \[\] for 3 samples: it must give one number per sample"):
             lab.opened(lab.tiny(DePRL(), data=numbers, **wrong))
 
     # Targets [n] against outputs [n, 1]: each sample's would be compared with those of all others.
     flat = replace(numbers, y_train=data.x_train[:, 0], y_test=data.x_test[:, 0])
-    with pytest.raises(UserError, match=r"the loss of a sample depends on .* output \[3, 1\] and target \[3\] fit"):
+    with pytest.raises(UserError, match=r"the loss of a sample depends on .* output \[3, 1\] and target \[3\] match"):
         lab.opened(lab.tiny(DePRL(), data=flat, loss=squares))
 
 
@@ -191,9 +191,7 @@ class Last(torch.nn.Linear):
 )
 def test_what_no_gradient_comes_to_is_named(lab, where, missed):
     for algorithm in (DePRL(), FedRoD()):
-        with pytest.raises(
-            UserError, match=rf"^no gradient comes to the {missed}: take detach\(\) and no_grad\(\) out"
-        ):
+        with pytest.raises(UserError, match=rf"^no gradient reaches the {missed}: remove detach\(\) and no_grad\(\)"):
             lab.opened(lab.tiny(algorithm, model=Cut(where)))
 
 
@@ -210,7 +208,7 @@ def test_a_loss_that_lets_no_gradient_through_is_refused(lab):
     def wrong(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(output.detach(), y, reduction="none")
 
-    with pytest.raises(UserError, match=r"^no gradient comes through the loss: let torch's functions compute it"):
+    with pytest.raises(UserError, match=r"^no gradient passes through the loss: compute it with torch's functions"):
         lab.opened(lab.tiny(DePRL(), loss=wrong))
 
 
@@ -254,7 +252,7 @@ class Reader(torch.nn.Module):
 
 def test_bytes_that_are_looked_up_in_a_table_are_refused(lab):
     words, labels = np.arange(240).reshape(60, 4) % 9, np.arange(60) % 3
-    with pytest.raises(UserError, match=r"holds bytes, .* and representation.table looks them up in a table: give"):
+    with pytest.raises(UserError, match=r"holds bytes, .* but representation.table looks them up in a table: give"):
         lab.opened(lab.tiny(DePRL(), data=from_arrays(words.astype(np.uint8), labels), model=Reader, split="iid"))
     lab.opened(lab.tiny(DePRL(), data=from_arrays(words, labels), model=Reader, split="iid"))
 

@@ -114,7 +114,7 @@ def test_a_head_of_the_users_own_is_drawn_as_it_says(lab):
     [
         (DePRL(heads="random"), {"head": "2"}, "--heads random: Prototypes in the head cannot be drawn anew"),
         (FedRep(heads="random"), {}, "--heads random: Prototypes in the head cannot be drawn anew"),
-        (FedRoD(), {"head": "none"}, "fedrod needs a head to add another to"),
+        (FedRoD(), {"head": "none"}, "fedrod adds a second head to the first"),
     ],
 )
 def test_a_net_that_an_algorithm_cannot_begin_with_is_refused_before_anything_is_written(
@@ -158,7 +158,7 @@ def test_complex_numbers_stay_complex(lab, precision):
 def test_what_no_checkpoint_could_hold_is_refused_before_the_first_round(lab, dtype):
     net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     net[0].register_buffer("table", torch.zeros(2, dtype=dtype))
-    with pytest.raises(UserError, match=rf"table is {dtype}, which no checkpoint holds: .* persistent=False"):
+    with pytest.raises(UserError, match=rf"table is {dtype}, which a checkpoint cannot hold: .* persistent=False"):
         lab.opened(lab.tiny(DePRL(), model=net))
 
 
@@ -253,7 +253,7 @@ def test_a_run_goes_on_with_what_it_was_begun_with(lab, tmp_path):
     next(iter(train(experiment, runtime)))
     for change in (lambda made: made[0].weight.add_(1), lambda made: made.requires_grad_(True)):
         changes[:] = [change]
-        with pytest.raises(UserError, match=r"was begun with (other weights|another net)"):
+        with pytest.raises(UserError, match=r"was begun with (different weights|another net)"):
             list(train(experiment, runtime))
     changes.clear()
     assert [record.round for record in train(experiment, runtime)] == [2]

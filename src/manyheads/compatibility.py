@@ -29,8 +29,8 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
         raise UserError("the targets are floats, not classes: give whole numbers, or a loss (and a metric) in Python.")
     if experiment.loss is not None and model.head_names != ("head",):
         raise UserError(
-            f"{experiment.algorithm.name} trains two heads by losses of its own, for classes: leave your loss out, "
-            "or choose another algorithm."
+            f"{experiment.algorithm.name} trains two heads with its own losses, which are for classes: leave your"
+            " loss out, or choose another algorithm."
         )
     x, y = few_of(federation.train.x, 3).to(experiment.dtype), few_of(federation.train.y, 3)
     y = y.to(experiment.dtype) if y.is_floating_point() else y
@@ -54,7 +54,7 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
 def check_batch_size(experiment: Experiment, model: Split) -> None:
     """Refuse mini-batches of one sample for a net that cannot be trained on them."""
     if has_batchnorm(model) and experiment.batch_size == 1:
-        raise UserError("--batch-size 1 with BatchNorm leaves every batch out: give at least 2, or --norm group.")
+        raise UserError("--batch-size 1 with BatchNorm would skip every batch: give at least 2, or --norm group.")
 
 
 def shares_nothing(algorithm: Algorithm, model: Split) -> bool:
@@ -65,16 +65,18 @@ def shares_nothing(algorithm: Algorithm, model: Split) -> bool:
 def check_theory(runtime: Runtime, ctx: Context) -> None:
     """Refuse to measure M(k) where it is not defined, or where that would show what is private."""
     if runtime.theory_every and ctx.model.head_names != ("head",):
-        raise UserError("--theory-every needs a net with one head, and this algorithm's has two: leave it out.")
+        raise UserError("--theory-every needs a net with one head, but this algorithm's has two: leave it out.")
     if runtime.theory_every and not ctx.network.may_gather_private:
-        raise UserError("--theory-every compares the gradients of heads, which stay where they are: leave it out.")
+        raise UserError("--theory-every compares the gradients of heads, which stay at their sites: leave it out.")
 
 
 def check_theory_state(runtime: Runtime, ctx: Context, state: State) -> None:
     """Refuse to measure M(k) of a state that does not hold what it is a measure of: it would be 0."""
     if runtime.theory_every and ctx.missing(state):
         lacks = " and ".join(sorted(ctx.missing(state)))
-        raise UserError(f"--theory-every needs the net in a state, and this algorithm's has no {lacks}: leave it out.")
+        raise UserError(
+            f"--theory-every needs the net in the state, but this algorithm's has no {lacks}: leave it out."
+        )
 
 
 def _check_head(experiment: Experiment, model: Split) -> None:
@@ -86,8 +88,8 @@ def _check_head(experiment: Experiment, model: Split) -> None:
     later = [model.head_prefix + name for name, layer in layers if name and list(layer.parameters(recurse=False))][1:]
     hint = f"a later layer as --head ({', '.join(later[-5:])})" if later else "a net with more layers"
     raise UserError(
-        f"the head is the whole net, and {experiment.algorithm.name} would share nothing: "
-        f"give {hint}, or say --head all."
+        f"the head is the whole net, so {experiment.algorithm.name} would share nothing: give {hint}, or say --head"
+        " all."
     )
 
 
@@ -113,8 +115,8 @@ def _check_lookups(looked_up: dict[str, int]) -> None:
     for name, largest in looked_up.items():
         if largest <= 1:
             raise UserError(
-                f"x holds bytes, which are taken as pixels from 0 to 1, and {name} looks them up in a table:"
-                " give whole numbers of another type, such as int64."
+                f"x holds bytes, which are taken as pixels from 0 to 1, but {name} looks them up in a table: give"
+                " whole numbers of another type, such as int64."
             )
 
 
@@ -138,14 +140,14 @@ def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> N
     for found, count in ((together, len(y)), (alone, 1)):
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise UserError(
-                f"the {name} gives {_form(found)} for {count} samples: it must give one number a sample, "
-                f"[{count}], not their mean or sum."
+                f"the {name} gives {_form(found)} for {count} samples: it must give one number per sample,"
+                f" [{count}], not their mean or sum."
             )
     if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):
         # Numbers of shape [n, 1] and [n] are compared each with each.
         raise UserError(
-            f"the {name} of a sample depends on the others beside it: take each by itself, and see that the shapes of "
-            f"output {_form(output)} and target {_form(y)} fit."
+            f"the {name} of a sample depends on the other samples: compute each by itself, and check that the shapes"
+            f" of output {_form(output)} and target {_form(y)} match."
         )
 
 
@@ -158,11 +160,11 @@ def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
     with torch_seed(0), user_code("the model"):
         output = net.train()(x)
     if not output.requires_grad:
-        raise UserError("no gradient comes to the model: take detach() and no_grad() out of its forward.")
+        raise UserError("no gradient reaches the model: remove detach() and no_grad() from its forward.")
     with user_code("the loss"):
         losses = loss(output, y)
     if not losses.requires_grad:
-        raise UserError("no gradient comes through the loss: let torch's functions compute it, without detach().")
+        raise UserError("no gradient passes through the loss: compute it with torch's functions, without detach().")
     names, parameters = zip(*net.named_parameters(), strict=True)
     with user_code("the gradient of the loss"):
         gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
@@ -170,8 +172,8 @@ def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
     for missed in net.groups:
         if missed not in reached:
             raise UserError(
-                f"no gradient comes to the {missed}: take detach() and no_grad() out of the model's forward, or give"
-                " what is not to be trained requires_grad=False."
+                f"no gradient reaches the {missed}: remove detach() and no_grad() from the model's forward, or set"
+                " requires_grad=False on what is not to be trained."
             )
 
 
@@ -195,8 +197,9 @@ def _check_transform(transform: Transform, experiment: Experiment, federation: F
             raise UserError("the transform gives NaN or infinite numbers: give finite ones for every sample.")
     if not all(map(torch.equal, found[:_DRAWS], found[_DRAWS:])):
         raise UserError(
-            "the transform gives other numbers when it is called again with the same generator: let all that it draws "
-            "come from that; torch's functions take torch.Generator().manual_seed(int(generator.integers(2**63)))."
+            "the transform gives different numbers when it is called again with the same generator: draw all of"
+            " them from that generator; torch's functions take"
+            " torch.Generator().manual_seed(int(generator.integers(2**63)))."
         )
 
 

@@ -61,8 +61,8 @@ def described(value: Any) -> Any:
         return {"kind": f"function {_function_name(value)}"}
     if (shown := _own_words(value)) is None:
         raise UserError(
-            f"a run cannot be told from others by its {type(value).__qualname__}: give numbers, words, arrays, tensors"
-            " or functions."
+            f"runs cannot be told apart by an object of type {type(value).__qualname__}: give numbers, words,"
+            " arrays, tensors or functions."
         )
     return {"kind": f"{type(value).__qualname__} {shown}"}
 

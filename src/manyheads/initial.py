@@ -41,8 +41,8 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
     for name, leaf in {**model.state_dict(), **constants_of(model)}.items():
         if leaf.dtype not in DTYPES:
             raise UserError(
-                f"the model's {name} is {leaf.dtype}, which no checkpoint holds: give it another type, or a buffer "
-                "that every net makes for itself persistent=False."
+                f"the model's {name} is {leaf.dtype}, which a checkpoint cannot hold: give it another type, or, if"
+                " every net makes this buffer for itself, persistent=False."
             )
     # A user's module may come on a GPU; beside the samples it belongs, until an engine takes both.
     return model.cpu()
@@ -52,7 +52,7 @@ def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:
     """Let what no worker trains be a run's."""
     if shapes(constants_of(model)) != shapes(constants):
         raise UserError(
-            "what the run has with requires_grad=False does not fit this model and data: give those of the run."
+            "the run's weights with requires_grad=False do not fit this model and data: give those of the run."
         )
     for name, leaf in constants.items():
         model.get_buffer(name).copy_(leaf)

@@ -134,7 +134,7 @@ def test_stacked_workers_equal_single_ones_in_train_mode(net: str) -> None:
 def test_images_that_are_too_small_are_refused_and_the_smallest_allowed_work(net: str, smallest: int) -> None:
     assert build(net, (2, smallest, smallest), 3).eval()(torch.zeros(1, 2, smallest, smallest)).shape == (1, 3)
     for shape in [(1, smallest, smallest - 1), (900,), (smallest, smallest)]:
-        with pytest.raises(UserError, match=f"{net}.* from {smallest}x{smallest} on"):
+        with pytest.raises(UserError, match=f"{net}.* of at least {smallest}x{smallest}"):
             build(net, shape, 3)
 
 

@@ -122,7 +122,7 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("mlp:0", "as mlp:200,100"),
         ("vgg11:64", "vgg11 takes no sizes"),
         ("no_such_package.nets:net", "cannot import no_such_package.nets: ModuleNotFoundError"),
-        ("no_such_package.nets:net", "or name that in PYTHONPATH"),
+        ("no_such_package.nets:net", "or add that folder to PYTHONPATH"),
         ("user_nets.py:net", "write user_nets:net, and start in the folder of that file."),
         ("./nets/user_nets.py:net", "write user_nets:net, "),
         (":net", "cannot import"),
@@ -149,9 +149,9 @@ def test_a_wrong_spec_is_refused_in_one_line(factories: str, spec: str, message:
 @pytest.mark.parametrize(
     ("wrap", "message"),
     [
-        (nn.DataParallel, "DataParallel, which shares batches out to GPUs: give the plain net, its .module."),
-        (torch.compile, "OptimizedModule, which torch.compile made: give the plain net that it was given."),
-        (torch.jit.script, "RecursiveScriptModule, which torch.jit made: give the plain net that it was given."),
+        (nn.DataParallel, "DataParallel, which spreads batches over GPUs: give the plain net, its .module."),
+        (torch.compile, "OptimizedModule, made by torch.compile: give the plain net it was made from."),
+        (torch.jit.script, "RecursiveScriptModule, made by torch.jit: give the plain net it was made from."),
     ],
     ids=["parallel", "compiled", "scripted"],
 )

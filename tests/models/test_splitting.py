@@ -152,7 +152,7 @@ class Squeezed(nn.Module):
             "on a single sample of shape 6, which every net must take, the model fails in"
             " GroupNorm(5, 5, eps=1e-05, affine=True",
         ),
-        (Squeezed(), None, "one tensor with a row for every sample of a batch, be it the only one (squeeze()"),
+        (Squeezed(), None, "one tensor with a row for every sample, even if it is alone in its batch (squeeze()"),
         (chain(nn.BatchNorm1d(5, momentum=None)), None, "nn.GroupNorm"),
         (Locked(), "all", "the model cannot be copied, as it is for every worker: TypeError: cannot pickle"),
     ],

@@ -35,7 +35,7 @@ class Drawing(nn.Module):
     ids=["python", "numpy"],
 )
 def test_a_net_that_draws_from_what_no_run_seeds_is_refused(draw: Callable[[], float]) -> None:
-    with pytest.raises(UserError, match=r"draws from Python's random or numpy's: draw from torch"):
+    with pytest.raises(UserError, match=r"draws from Python's or numpy's random numbers: draw from torch's"):
         split(chain(Drawing(draw)), None, X)
 
 
@@ -103,7 +103,7 @@ def test_statistics_must_be_changed_in_place() -> None:
                 self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
             return x - self.mean
 
-    with pytest.raises(UserError, match=r"representation\.2\.mean a new tensor: change it in place"):
+    with pytest.raises(UserError, match=r"assigns a new tensor to representation\.2\.mean: change it in place"):
         split(chain(Mean()), None, X)
 
 
@@ -161,7 +161,7 @@ def _exchange(own: Any, x: Tensor) -> Tensor:
 )
 def test_what_is_carried_on_outside_of_buffers_is_refused(held: object, do: Callable[[Any, Tensor], object]) -> None:
     """One module serves all workers of a process, and no checkpoint would hold it."""
-    with pytest.raises(UserError, match=r"forward carries representation\.2\._held on .* \(register_buffer\)"):
+    with pytest.raises(UserError, match=r"forward carries representation\.2\._held over .* \(register_buffer\)"):
         split(chain(Remembering(held, do)), None, X)
 
 
@@ -173,7 +173,7 @@ def test_a_buffer_that_is_not_kept_carries_nothing_on_either() -> None:
         if persistent:
             assert split(chain(layer), None, X).moving == ("representation.2._held",)
         else:
-            with pytest.raises(UserError, match=r"forward carries representation\.2\._held on from batch to batch"):
+            with pytest.raises(UserError, match=r"forward carries representation\.2\._held over from batch to batch"):
                 split(chain(layer), None, X)
 
 
@@ -187,7 +187,7 @@ def test_a_buffer_that_is_not_kept_carries_nothing_on_either() -> None:
     ids=["previous batch", "generator", "iterator"],
 )
 def test_what_is_carried_on_out_of_sight_shows_in_the_output(held: object, do: Callable[[Any, Tensor], object]) -> None:
-    with pytest.raises(UserError, match="forward gives samples another output when it has seen others before"):
+    with pytest.raises(UserError, match="forward gives a sample a different output after it has seen others"):
         split(chain(Remembering(held, do)), None, X)
 
 

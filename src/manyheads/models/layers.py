@@ -39,8 +39,8 @@ def refuse_lazy(module: nn.Module) -> None:
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise UserError(
-                f"{name} of the {type(module).__name__} has no shape yet, as in lazy layers: give a function that makes"
-                " the module, in its place."
+                f"{name} of the {type(module).__name__} has no shape yet, as in lazy layers: give a function that"
+                " makes the module instead."
             )
 
 

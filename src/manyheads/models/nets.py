@@ -155,10 +155,10 @@ def _channels(net: str, input_shape: Shape, smallest: int) -> int:
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         given = "x".join(map(str, input_shape))
         last = len(input_shape) == 3 and input_shape[2] <= 4 and min(input_shape[:2]) >= smallest
-        turn, other = "put the channels first, x.transpose(0, 3, 1, 2)", "use mlp, which takes any, or other data"
+        turn, other = "put the channels first, x.transpose(0, 3, 1, 2)", "use mlp, which takes any shape, or other data"
         raise UserError(
-            f"{net} takes images, channels x height x width, from {smallest}x{smallest} on; these samples are {given}:"
-            f" {turn if last else other}."
+            f"{net} takes images, channels x height x width, of at least {smallest}x{smallest}; these samples are"
+            f" {given}: {turn if last else other}."
         )
     return input_shape[0]
 

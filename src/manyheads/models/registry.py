@@ -25,10 +25,10 @@ Norm = Literal["shared", "local", "group"]
 """BatchNorm whose statistics are mixed with the neighbours', whose statistics stay at home, or GroupNorm instead."""
 
 _WRAPPERS = {
-    "DataParallel": "which shares batches out to GPUs: give the plain net, its .module",
+    "DataParallel": "which spreads batches over GPUs: give the plain net, its .module",
     "DistributedDataParallel": "which averages gradients over processes: give the plain net, its .module",
-    "OptimizedModule": "which torch.compile made: give the plain net that it was given",
-    "ScriptModule": "which torch.jit made: give the plain net that it was given",
+    "OptimizedModule": "made by torch.compile: give the plain net it was made from",
+    "ScriptModule": "made by torch.jit: give the plain net it was made from",
 }
 """What wraps a net and cannot be cut or stacked, by the name of its class: to import them all takes seconds."""
 
@@ -113,7 +113,7 @@ def find_factory(spec: str) -> Callable[..., nn.Module]:
         module = importlib.import_module(name)
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
-        hint = ": start in the folder it lies in, or name that in PYTHONPATH." if absent else ""
+        hint = ": start in the folder that holds it, or add that folder to PYTHONPATH." if absent else ""
         raise UserError(f"model '{spec}': cannot import {name}: {first_line(error)}{hint}") from error
     if rest not in vars(module):
         near = get_close_matches(rest, vars(module), n=1)

@@ -136,7 +136,7 @@ def drawn_layers(head: nn.Module) -> list[nn.Module]:
         if not hasattr(layer, "reset_parameters"):
             raise UserError(
                 f"--heads random: {type(layer).__name__} in the head cannot be drawn anew: give it a"
-                " reset_parameters(), as torch's modules have, or leave the heads the same."
+                " reset_parameters(), as torch's modules have, or keep --heads same."
             )
     return owners
 

@@ -31,7 +31,7 @@ def attempt(module: nn.Module, example: Tensor) -> Tensor:
         # A copy: a net may change its inputs in place.
         output = module(example.clone())
     if not isinstance(output, Tensor) or output.ndim == 0 or len(output) != len(example):
-        alone = " of a batch, be it the only one (squeeze() would take its row away)" if single else ""
+        alone = ", even if it is alone in its batch (squeeze() would drop its row)" if single else ""
         raise UserError(f"the model must return one tensor with a row for every sample{alone}: change its forward.")
     return output
 
@@ -75,19 +75,23 @@ def watched(net: Split, example: Tensor) -> Split:
         again, noted_again = run(example), _noted(trial, kept)
     for name, buffer in kept.items():
         if trial.get_buffer(name) is not buffer:
-            raise UserError(f"the model's forward gives {name} a new tensor: change it in place, as copy_ does.")
+            raise UserError(f"the model's forward assigns a new tensor to {name}: change it in place, as copy_ does.")
     if standing() != stood:
-        raise UserError("the model's forward draws from Python's random or numpy's: draw from torch, which runs seed.")
+        raise UserError(
+            "the model's forward draws from Python's or numpy's random numbers: draw from torch's, which every run"
+            " seeds."
+        )
     for name, value in noted_again.items():
         if value != noted.get(name):
             raise UserError(
-                f"the model's forward carries {name} on from batch to batch, and one module serves many workers: carry"
-                " nothing on, or let it be a buffer of the state_dict (register_buffer), of which each has its own."
+                f"the model's forward carries {name} over from batch to batch, but one module serves many workers:"
+                " carry nothing over, or make it a buffer of the state_dict (register_buffer), of which each worker"
+                " has its own."
             )
     if not alike(again, beside_others):
         raise UserError(
-            "the model's forward gives samples another output when it has seen others before: let buffers"
-            " (register_buffer) carry on what it must remember, and draw from torch's generator, which runs seed."
+            "the model's forward gives a sample a different output after it has seen others: keep what it must"
+            " remember in buffers (register_buffer), and draw from torch's generator, which every run seeds."
         )
     net.random = tuple(seen.drew)
     net.moving = tuple(name for name, buffer in kept.items() if not torch.equal(buffer, before[name]))
