@@ -69,7 +69,7 @@ def test_processes_that_hold_different_arrays_are_told_of_sites(lab):
             _two(lambda own: own.replace(digest, "0" * 64)), experiment, Runtime(), experiment.data, in_sites=False
         )
     said = str(error.value)
-    assert said.startswith("process 1 does not have the data of process 0: give all processes the same data; to keep")
+    assert said.startswith("process 1 does not have the same data as process 0: give all processes the same data; to")
     assert "site-{worker}.npz" in said and "docs/distributed.md#sites" in said
     assert "sha256" not in said and "'" not in said.replace("worker's", "")
 
@@ -84,5 +84,7 @@ def test_code_of_ones_own_is_compared(lab):
     known = hashes(own)["loss"]
     check_same_code(_two(lambda said: said), plain)
     check_same_code(_two(lambda said: said), own)
-    with pytest.raises(UserError, match="process 1 has other code in its loss than process 0: give all of them"):
+    with pytest.raises(
+        UserError, match="process 1 does not have the same code in its loss as process 0: give all of them"
+    ):
         check_same_code(_two(lambda said: said.replace(known, "0" * 64)), own)

@@ -25,8 +25,11 @@ def test_a_process_is_known_by_its_workers_and_their_files() -> None:
     [
         ([[0], []], "a process sees no worker's file, the others see those of worker 0: "),
         ([[], []], "a process sees no worker's file, the others see none either: "),
-        ([[0, 2], [1]], "a process sees the files of workers 0, 2: number the workers of a site in a row"),
-        ([[0, 1], [1, 2]], "worker 1 is where a process sees workers 0, 1 and where another sees workers 1, 2"),
+        ([[0, 2], [1]], "a process sees the files of workers 0, 2: number the workers of a site consecutively"),
+        (
+            [[0, 1], [1, 2]],
+            "worker 1 is seen by a process that sees workers 0, 1 and by another that sees workers 1, 2",
+        ),
         ([[0], [0]], "2 processes for 1 worker:"),
     ],
 )

@@ -17,8 +17,8 @@ from manyheads.sites import Sites, place, whose
 
 _SAME_WEIGHTS = 1e-5
 _ONE_DATA = (
-    "give all processes the same data; to keep data where they are, save each worker's as site-{worker}.npz at its site"
-    " (docs/distributed.md#sites)."
+    "give all processes the same data; to leave the data at their sites, save each worker's there as"
+    " site-{worker}.npz (docs/distributed.md#sites)."
 )
 NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor simulated time is known."
 
@@ -30,7 +30,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     # A message can name files and samples, and the text of a crash anything.
     processes.tells_why = False
     if experiment.algorithm.evaluate != "own":
-        raise UserError("--evaluate mean-model needs all models in one place, and sites keep theirs: leave it out.")
+        raise UserError("--evaluate mean-model needs all models in one place, but sites keep theirs: leave it out.")
     files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))
     placement = place([json.loads(text) for text in files])
     processes.whose = whose(placement, experiment.data)
@@ -67,7 +67,7 @@ def check_alike(
                 cure = cures.get(name, "give all of them the same options, data and versions.")
                 # Of arrays and modules there is a hash, which says nothing to people.
                 if isinstance(value, dict) or isinstance(its, dict):
-                    raise UserError(f"{this} does not have the {name} of {that}: {cure}")
+                    raise UserError(f"{this} does not have the same {name} as {that}: {cure}")
                 raise UserError(f"{this} was started with {name} {its}, {that} with {name} {value}: {cure}")
 
 
@@ -77,7 +77,7 @@ def check_same_code(processes: Processes, experiment: Experiment) -> None:
     for rank, other in enumerate(others, start=1):
         if name := changed(first, other):
             this, that = processes.called([rank]), processes.called([0])
-            raise UserError(f"{this} has other code in its {name} than {that}: give all of them the same.")
+            raise UserError(f"{this} does not have the same code in its {name} as {that}: give all of them the same.")
 
 
 def check_same_weights(processes: Processes, model: Split) -> None:
@@ -93,6 +93,6 @@ def check_same_weights(processes: Processes, model: Split) -> None:
             both = first.get(name, -1), other.get(name, -1)
             if not np.isclose(*both, rtol=_SAME_WEIGHTS, atol=0, equal_nan=True):
                 raise UserError(
-                    f"the net of {processes.called([rank])} does not begin with the weights of that of"
+                    f"the net of {processes.called([rank])} does not start from the same weights as that of"
                     f" {processes.called([0])} ({name} differs): give all of them the same model."
                 )

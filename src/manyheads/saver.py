@@ -121,7 +121,7 @@ class Saver:
         """Keep how alike every two workers' data and models are; the models' means, if the last record has none."""
         session = self.session
         if not session.ctx.network.may_gather_private:
-            session.notes.append("How alike the workers are is not said: heads stay where they are.")
+            session.notes.append("It is not known how alike the workers are: heads stay at their sites.")
             return {}
         if session.experiment.workers <= _MOST_MAPPED:
             maps = similarities(self._everyones(own), _class_counts(session))

@@ -101,12 +101,14 @@ def place(seen: Sequence[Sequence[int]]) -> Placement:
                 " elsewhere."
             )
         if files[-1] - files[0] + 1 != len(files):
-            raise UserError(f"a process sees the files of {_workers(files)}: number the workers of a site in a row.")
+            raise UserError(
+                f"a process sees the files of {_workers(files)}: number the workers of a site consecutively."
+            )
         for worker in files:
             if taken.setdefault(worker, ranks[0]) != ranks[0]:
                 raise UserError(
-                    f"the file of worker {worker} is where a process sees {_workers(seen[taken[worker]])} and where"
-                    f" another sees {_workers(files)}: a worker's file belongs to one site."
+                    f"the file of worker {worker} is seen by a process that sees {_workers(seen[taken[worker]])} and"
+                    f" by another that sees {_workers(files)}: a worker's file belongs to one site."
                 )
         for rank, block in zip(ranks, blocks([1] * len(files), len(ranks)), strict=True):
             placement[rank] = range(files[0] + block.start, files[0] + block.stop)
@@ -128,7 +130,7 @@ def _kept(folder: Path) -> dict[str, Any] | None:
     path = folder / SITE
     kept = read_object(path)
     if kept is None and path.exists():
-        raise UserError(f"{path} is damaged: put it back, or delete it and what it knows of who was away.")
+        raise UserError(f"{path} is damaged: put it back, or delete it, and with it the record of who was away.")
     return kept
 
 

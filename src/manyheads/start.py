@@ -60,9 +60,9 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
         return False
     if session.sites and count < session.processes.count:
         # All end here: torchrun lets none go before the last.
-        whose = "this site has ended" if finished else "other sites have ended"
+        whose = "this site has finished" if finished else "other sites have finished"
         others = "others have not" if finished else "this one has not"
-        raise UserError(f"{whose} {asked} and {others}: give all of them more --rounds.")
+        raise UserError(f"{whose} {asked}, but {others}: give all of them more --rounds.")
     what = f"{held} rounds, and its result is that of the last" if held > rounds else asked
     session.notes.append(f"{directory.path} already holds {what}: nothing to do.")
     return True
@@ -99,8 +99,8 @@ def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int
     session.notes.extend(sites.disturbances)
     if own == 0 and round > 0:
         session.notes.append(
-            f"{folder} holds no checkpoint to go on from, and the other sites have come to round {round}: this one"
-            " begins with first weights. If it has trained before, stop it and give the --out it had."
+            f"{folder} holds no checkpoint to go on from, but the other sites have reached round {round}: this one"
+            " starts from the first weights. If it has trained before, stop it and give the --out it had."
         )
     if sites.away and not restarted():
         session.notes.append(sites.may_have_ended())

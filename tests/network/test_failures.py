@@ -85,7 +85,7 @@ def test_processes_with_different_data(start_together, tmp_path: Path) -> None:
     words = ("--data", "mine.npz", "--out", tmp_path / "run")
     started = start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path / "0", tmp_path / "1"])
     line = only_line(started)
-    assert "process 1 does not have the samples of process 0: give all processes the same data; to keep data" in line
+    assert "process 1 does not have the same samples as process 0: give all processes the same data; to leave" in line
     assert not (tmp_path / "run").exists()
 
 
@@ -103,7 +103,10 @@ def test_processes_whose_nets_begin_otherwise(start_together, tmp_path: Path, he
     (tmp_path / "pretrained.py").write_text("\n".join(lines))
     words = ("--model", "pretrained:net", "--out", tmp_path / "run")
     line = only_line(start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 2))
-    assert "the net of process 1 does not begin with the weights of that of process 0 (representation.1.weight" in line
+    assert (
+        "the net of process 1 does not start from the same weights as that of process 0 (representation.1.weight"
+        in line
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -120,7 +123,7 @@ def test_processes_whose_nets_are_other_code(start_together, tmp_path: Path) -> 
     words = ("--model", "copied:net", "--out", tmp_path / "run")
     folders = [tmp_path / "0", tmp_path / "1"]
     line = only_line(start_together(2, PROGRAM, *TRAIN, *words, folders=folders))
-    assert line.endswith("process 1 has other code in its model than process 0: give all of them the same.")
+    assert line.endswith("process 1 does not have the same code in its model as process 0: give all of them the same.")
     assert not (tmp_path / "run").exists()
 
 
@@ -138,7 +141,7 @@ def test_a_process_with_a_single_worker_keeps_its_counters_of_batches(start_toge
 
 def test_other_commands_are_for_one_process(start, tmp_path: Path) -> None:
     line = only_line([start(PROGRAM, "compare", "deprl", "--out", tmp_path / "runs", RANK=0, WORLD_SIZE=2)])
-    assert line == "manyheads: several processes are for manyheads train: start this command without torchrun."
+    assert line == "manyheads: only manyheads train runs in several processes: start this command without torchrun."
     assert not (tmp_path / "runs").exists()
 
 

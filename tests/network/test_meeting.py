@@ -93,7 +93,7 @@ def test_an_environment_that_is_not_whole(environment: dict[str, str], monkeypat
         monkeypatch.delenv(name, raising=False)
     for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", **environment}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="WORLD_SIZE is set, but not what belongs to it"):
+    with pytest.raises(UserError, match="WORLD_SIZE is set, but what goes with it is missing or wrong"):
         join(1, torch.device("cpu"))
 
 

@@ -215,7 +215,9 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
     assert all(process.status() for process in uneven)
     # On one machine one of them says so for all.
     (said,) = filter(None, (process.text() for process in uneven))
-    assert re.search(rf"(this|other) sites? ha(s|ve) ended the {last + 20} rounds asked for and .* not: give all", said)
+    assert re.search(
+        rf"(this|other) sites? ha(s|ve) finished the {last + 20} rounds asked for, but .* not: give all", said
+    )
 
     for process in start_together(3, PROGRAM, *words, last + 40, folders=folders):
         assert process.status() == 0, process.text()
@@ -241,7 +243,7 @@ def test_a_site_that_returns_without_its_folder_is_told_that_it_begins_with_firs
     stayed, returned = start_together(2, PROGRAM, *words, 3, **at_hosts)
     assert (stayed.status(), returned.status()) == (0, 0), stayed.text() + returned.text()
     told = (
-        "note: run/site-1 holds no checkpoint to go on from, and the other sites have come to round 2: this one begins"
+        "note: run/site-1 holds no checkpoint to go on from, but the other sites have reached round 2: this one starts"
     )
     assert told in returned.text() and "first weights. If it has trained before, stop it" in returned.text()
     assert "holds no checkpoint" not in stayed.text()

@@ -92,7 +92,7 @@ class Distributed:
 
     def mean(self, params: Params) -> Params:
         if not self.may_gather_private:
-            raise RuntimeError("a mean over all workers would show rows to those who are no neighbours")
+            raise RuntimeError("a mean over all workers would show rows to those who are not neighbours")
         hosted = sum(map(len, self.placement))
         return {name: leaf / hosted for name, leaf in self._sum(params, None, torch.float64).items()}
 

@@ -51,7 +51,9 @@ def _join(timeout: float, device: torch.device) -> None:
         if not 0 <= rank < count:
             raise ValueError(f"RANK is {rank}")
     except (KeyError, ValueError) as error:
-        raise UserError(f"WORLD_SIZE is set, but not what belongs to it ({error}): start with torchrun.") from None
+        raise UserError(
+            f"WORLD_SIZE is set, but what goes with it is missing or wrong ({error}): start with torchrun."
+        ) from None
     _looking = True
     # torchrun keeps the store itself, and it then outlives the processes; without torchrun process 0 keeps it.
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
@@ -96,7 +98,7 @@ def _open_store(address: str, port: int, rank: int, keeps: bool, timeout: float)
         began + timeout - time.monotonic(),
     )
     if store is None and keeps:
-        raise Passing(f"process 0 cannot listen on port {port}: see whether it is free, or give another MASTER_PORT.")
+        raise Passing(f"process 0 cannot listen on port {port}: check that it is free, or give another MASTER_PORT.")
     if store is None:
         raise _nobody_at(address, port, rank, timeout)
     return store
@@ -110,8 +112,8 @@ def _listens(address: str, port: int) -> bool:
 
 def _nobody_at(address: str, port: int, rank: int, timeout: float) -> UserError:
     return Passing(
-        f"process {rank} found no process 0 at {address}:{port} within {timeout:g} s: see whether it was started, and"
-        " whether the hosts reach each other."
+        f"process {rank} found no process 0 at {address}:{port} within {timeout:g} s: check that it was started, and"
+        " that the hosts can reach each other."
     )
 
 
@@ -158,5 +160,6 @@ def _assemble(processes: Processes, store: Store) -> None:
 
 def _not_there(ranks: list[int], count: int, timeout: float) -> UserError:
     return Passing(
-        f"{named(ranks)} of {count} did not join within {timeout:g} s: see whether all were started and still run."
+        f"{named(ranks)} of {count} did not join within {timeout:g} s: check that all were started and are still"
+        " running."
     )

@@ -230,12 +230,12 @@ class Processes:
         self._found_missing, self._suffers = missing, True
         several = len(missing) > 1
         who = self._called_among_all(missing)
-        alive = f"see whether {'they still run' if several else 'it still runs'}"
+        alive = f"check whether {'they are' if several else 'it is'} still running"
         if waited < self.timeout:
             lost = "were lost: see their output" if several else "was lost: see its output"
             return Passing(f"{who} {lost}, and {alive}. {how_it_goes_on()}")
         return Passing(
-            f"{who} did not answer within {self.timeout:g} s: {alive}; where a round takes longer, give a longer"
+            f"{who} did not answer within {self.timeout:g} s: {alive}; if a round takes longer, give a longer"
             f" --timeout. {how_it_goes_on()}"
         )
 

@@ -98,8 +98,8 @@ def _one_line(params: RendezvousParameters) -> Iterator[None]:
         ) from None
     except RendezvousConnectionError:
         raise SystemExit(
-            f"manyheads: no answer from {params.endpoint}, where the machines meet: see that torchrun runs there and "
-            "its port is open, and start again."
+            f"manyheads: no answer from {params.endpoint}, where the machines meet: check that torchrun is running"
+            " there and its port is open, and start again."
         ) from None
     except RendezvousClosedError:
         raise SystemExit(
