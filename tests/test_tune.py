@@ -265,7 +265,7 @@ def test_shards_too_small_for_a_validation_part(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "factors", "message"),
     [
-        ({"validation": 0.0}, FACTORS, "--tune chooses rates on the validation split, and --validation is 0"),
+        ({"validation": 0.0}, FACTORS, "--tune chooses rates on the validation split, but --validation is 0"),
         ({"schedule": "corollary"}, FACTORS, "--tune changes rates that --schedule corollary does not use"),
         ({}, (0.0, 1.0), "--tune 0 1: give factors above 0"),
         ({}, (1.0, float("inf")), "--tune 1 inf: give factors above 0"),

@@ -161,12 +161,12 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
         raise UserError(f"--tune {' '.join(f'{f:g}' for f in grid)}: give factors above 0, such as 0.5 1 2.")
     for experiment in experiments:
         if experiment.validation == 0:
-            raise UserError("--tune chooses rates on the validation split, and --validation is 0: give a part above 0.")
+            raise UserError("--tune chooses rates on the validation split, but --validation is 0: give a part above 0.")
         if experiment.schedule != "decay":
             raise UserError(f"--tune changes rates that --schedule {experiment.schedule} does not use: leave one out.")
     found = {one.run_id: one for one in _with_one_seed(experiments)}
     if len({replace(one, lr=None, head_lr=None) for one in found.values()}) < len(found):
-        raise UserError("--tune tries multiples of the rates, and several are given: give one --lr and one --head-lr.")
+        raise UserError("--tune tries multiples of the rates, but several are given: give one --lr and one --head-lr.")
     seeds = tuple(dict.fromkeys(experiment.seed for experiment in experiments))
     return [
         Tuning(one, label, grid, seeds, folder)

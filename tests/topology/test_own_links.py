@@ -139,7 +139,7 @@ def test_a_failed_links_weight_stays_with_both_ends():
 
 @pytest.mark.parametrize("link", ["1-1", "0-4"])
 def test_a_named_link_joins_two_of_the_workers(link):
-    with pytest.raises(UserError, match=f"{link} links no two of the workers 0 to 3"):
+    with pytest.raises(UserError, match=f"{link} does not link two of the workers 0 to 3"):
         build_mixing(f"links:0-1,1-2,2-3,{link}", 4)
 
 
@@ -160,7 +160,7 @@ def test_many_named_links_are_shown_briefly():
         ("links", "as in 'links:0-1,1-2,0-2'"),
         ("links:0-1,1", "as in 'links:0-1,1-2,0-2'"),
         ("links:0-1, 1-2", "as in 'links:0-1,1-2,0-2'"),
-        ("links:0-1/", "parted by '/'"),
+        ("links:0-1/", "with '/'"),
         ("links:0-1=0,1-2=0.5", "with weights above 0 and up to 1"),
         ("links:0-1=1.5,1-2=0.5", "with weights above 0 and up to 1"),
         ("links:0-1=0.1.2,1-2=0.5", "with weights above 0 and up to 1"),
@@ -168,7 +168,7 @@ def test_many_named_links_are_shown_briefly():
         ("links:0-1=0.3,1-2=0.3/0-2", "only some of the links have a weight"),
         ("links:0-1=0.3,1-0=0.4,1-2=0.5", "0-1 has two weights in a round"),
         ("links:0-1=0.7,1-2=0.7", "worker 1's weights come to 1.4: give at most 1"),
-        ("links:0-1,0-2/1-3", "links no two of the workers 0 to 2"),
+        ("links:0-1,0-2/1-3", "does not link two of the workers 0 to 2"),
         ("links:0-1/1-0", "is not connected"),
     ],
 )

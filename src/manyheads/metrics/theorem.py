@@ -100,7 +100,7 @@ def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -
     mixed = describe(mixing, lipschitz=lipschitz, tau=tau)
     gap, found = mixed.gap, mixed.constants
     if found is None:
-        return [("theorem 1", "does not apply: it takes one doubly stochastic P for all rounds, in which workers mix")]
+        return [("theorem 1", "does not apply: it needs workers that mix, with one doubly stochastic P for all rounds")]
     return [
         ("theorem 1", f"its constants for L = {lipschitz:.3g}, tau = {tau} ({mixed.verdict}), beside the spectral gap"),
         ("  C", _power(found.c)),

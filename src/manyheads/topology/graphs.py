@@ -193,7 +193,9 @@ def _torus(num_workers: int) -> list[Pairs]:
     rows, columns = grid_shape(num_workers)
     if rows == 1:
         others = "4" if num_workers < 4 else f"{num_workers - 1} or {num_workers + 1}"
-        raise UserError(f"torus: {num_workers} workers make no grid; use {others} workers, or a graph such as ring.")
+        raise UserError(
+            f"torus: {num_workers} workers cannot form a grid; use {others} workers, or a graph such as ring."
+        )
     grid = np.arange(num_workers).reshape(rows, columns)
     before = [np.roll(grid, 1, axis).ravel() for axis in (0, 1)]
     return [(np.tile(grid.ravel(), 2), np.concatenate(before))]

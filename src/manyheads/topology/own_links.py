@@ -68,7 +68,7 @@ class OwnLinks:
         for links in self.rounds:
             for link in links:
                 if link.one == link.other or link.other >= num_workers:
-                    raise UserError(f"graph {self}: {link} links no two of the workers 0 to {num_workers - 1}.")
+                    raise UserError(f"graph {self}: {link} does not link two of the workers 0 to {num_workers - 1}.")
             if self.weighted:
                 worker, total = max(_sums(links).items(), key=lambda item: item[1])
                 if total > _MOST:
@@ -88,7 +88,7 @@ def parse_links(text: str) -> OwnLinks:
     except ValueError:
         raise UserError(
             f"graph 'links:{text[:40]}': links takes pairs of workers, as in '{EXAMPLE}', or with weights above 0"
-            " and up to 1, 'links:0-1=0.3,1-2=0.5'; rounds that follow each other are parted by '/'."
+            " and up to 1, 'links:0-1=0.3,1-2=0.5'; separate one round's links from the next's with '/'."
         ) from None
     own = OwnLinks(tuple(tuple(sorted(links, key=lambda link: link.ends)) for links in rounds))
     if len({link.weight is None for links in own.rounds for link in links}) > 1:

@@ -93,7 +93,7 @@ def check_rows(rows: Rows, round: int, *, directed: bool, doubly_stochastic: boo
     num_workers, receivers = rows.num_workers, rows.receivers
     if not (np.isfinite(rows.weights) & (rows.weights >= 0)).all():
         worst = rows.weights[np.argmin(np.where(np.isfinite(rows.weights), rows.weights, -np.inf))]
-        raise UserError(f"P of round {round} holds the weight {worst:g}: every weight must be a number from 0 up.")
+        raise UserError(f"P of round {round} holds the weight {worst:g}: every weight must be a number of at least 0.")
     _check_sums("row", np.bincount(receivers, rows.weights, minlength=num_workers), round)
     if not doubly_stochastic:
         return
@@ -155,8 +155,8 @@ def check_agreement(mixing: Mixing) -> None:
     everyone = period * num_workers
     if not connected(everyone, receiver, sender) or _cycle(everyone, receiver, sender) > period:
         raise UserError(
-            f"{mixing.name} on {num_workers} workers parts them into camps that at most exchange models, so they can"
-            " never agree: give links whose weights come to less than 1."
+            f"{mixing.name} on {num_workers} workers splits them into camps that at most exchange models, so they"
+            " can never agree: give links whose weights come to less than 1."
         )
 
 
