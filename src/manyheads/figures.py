@@ -103,7 +103,7 @@ def segments_of(layout: np.ndarray, edges: Sequence[tuple[int, int]]) -> Any:
 def check_name(out: Path) -> None:
     """Refuse a file whose name does not end like a picture's."""
     if out.suffix not in FORMATS:
-        raise UserError(f"{out} is no picture that can be written: end its name with {', '.join(FORMATS)}.")
+        raise UserError(f"{out} is not a picture that can be written: end its name with {', '.join(FORMATS)}.")
 
 
 def _figure(width: float, height: float) -> "Figure":

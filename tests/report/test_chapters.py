@@ -85,7 +85,7 @@ def test_the_texts_explain_what_there_is_to_see(chapters: list[Chapter]):
     assert "Dashed: needs a server." in learning.text
     assert "sends nothing" not in learning.text
     assert "over seeds" not in learning.text + workers.text
-    assert "(seed 1)" in similar.text and "on the diagonal stands a worker beside itself" in similar.text
+    assert "(seed 1)" in similar.text and "the diagonal, each worker beside itself" in similar.text
     assert similar.rows[0][0].startswith("DePRL (correlation of heads with data: ")
 
 

@@ -73,7 +73,7 @@ def test_sites_that_ended_their_run_apart_are_not_one_run(tmp_path: Path, write_
     found = find_runs(tmp_path)
     assert [run.path.name for run in found.runs] == ["site-2"], "most workers were there"
     assert [path.name for path in found.parted] == ["site-0"]
-    said = "run/site-0 is left out: it ended without the sites whose result is shown. Report on it apart."
+    said = "run/site-0 is left out: it ended without the sites whose result is shown. Report on it separately."
     assert open_comparison(tmp_path).remarks == [said]
     assert [run.path.name for run in find_runs(tmp_path / "run" / "site-0").runs] == ["site-0"]
     (tmp_path / "run" / "site-0" / "workers.jsonl").unlink()
@@ -115,9 +115,9 @@ def test_the_values_of_workers_are_those_of_the_last_round_or_none(tmp_path: Pat
     [
         (None, "is empty"),
         ({"notes.txt": "hello"}, "holds no run"),
-        ({"experiment.json": "{}"}, "no experiment of manyheads"),
-        ({"experiment.json": "[1, 2"}, "no experiment of manyheads"),
-        ({"experiment.json": '{"algorithm": {"name": "deprl"}, "workers": "many"}'}, "no experiment of manyheads"),
+        ({"experiment.json": "{}"}, "not a manyheads experiment"),
+        ({"experiment.json": "[1, 2"}, "not a manyheads experiment"),
+        ({"experiment.json": '{"algorithm": {"name": "deprl"}, "workers": "many"}'}, "not a manyheads experiment"),
     ],
 )
 def test_folders_that_hold_no_runs_are_refused_in_one_line(tmp_path: Path, content, message: str):
@@ -131,7 +131,7 @@ def test_folders_that_hold_no_runs_are_refused_in_one_line(tmp_path: Path, conte
 
 
 def test_a_folder_that_is_none_and_one_without_a_finished_run_are_refused(tmp_path: Path, write_run):
-    with pytest.raises(UserError, match="is no folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         find_runs(tmp_path / "missing")
     write_run(tmp_path / "run", finished=False)
     with pytest.raises(UserError, match=r"the run under .* is unfinished"):

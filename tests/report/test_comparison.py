@@ -44,7 +44,7 @@ def test_a_seed_counts_once_and_for_one_code(tmp_path: Path, write_run):
     for place, code in (("a", "old"), ("b", "new")):
         path = write_run(tmp_path / place, "deprl", seed=1 if place == "a" else 2)
         (path / "code.json").write_text(json.dumps({"python": "3.11", "algorithm": code}))
-    with pytest.raises(UserError, match=r"^a and b under .* were run with different code of their algorithm: move"):
+    with pytest.raises(UserError, match=r"^a and b under .* were run with different code in their algorithm: move"):
         open_comparison(tmp_path)
     (tmp_path / "b" / "code.json").unlink()
     assert open_comparison(tmp_path).seeds == (1, 2)

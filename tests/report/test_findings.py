@@ -116,7 +116,7 @@ def test_a_lead_that_so_few_seeds_may_show_by_chance_is_called_noise(
     for seed, lead in enumerate(leads):
         _set(write_run(tmp_path / f"a{seed}", "deprl", rounds=1, seed=seed), accuracy_mean=0.8 + lead)
         _set(write_run(tmp_path / f"b{seed}", "local", rounds=1, seed=seed), accuracy_mean=0.8)
-    noise = "" if told_apart else f", which {len(leads)} seeds do not tell from noise"
+    noise = "" if told_apart else f", which {len(leads)} seeds cannot tell from noise"
     assert f" ahead of Local{noise}." in outcome(open_comparison(tmp_path), 0)
 
 

@@ -87,4 +87,6 @@ def test_a_system_without_neighbours_stands_on_no_graph(tmp_path: Path, write_ru
     graphs = [(row.label, row.setting) for row in table.rows(comparison) if not row.floor]
     on_graphs = [("DePRL", ("full",)), ("DePRL", ("ring",))]
     assert sorted(graphs) == [*on_graphs, ("FedAvg", ("server",)), ("FedAvg", ("server",))]
-    assert "% The same runs in several columns, as these look at nothing that differs: FedAvg." in tabular(comparison)
+    assert "% The same runs in several columns, since what differs does not concern them: FedAvg." in tabular(
+        comparison
+    )

@@ -173,7 +173,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
         f"(seed {drawn[0].runs[0].seed}). Yellow is the highest {comparison.score_name}."
     )
     if most > MOST_LINKS:
-        text += f" At most {MOST_LINKS:,} links are drawn, by lot."
+        text += f" At most {MOST_LINKS:,} links are drawn, chosen at random."
     return Chapter("The graph", text, (("", tuple(row)),), small=True)
 
 
@@ -190,9 +190,9 @@ def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
         named = [(f"{name}-{slug}-{kind}", kind, maps[kind], limits[kind]) for kind in maps]
         rows.append((heading, tuple(pictures.similarity_map(*one) for one in named)))
     text = (
-        f"Cosine similarity between every two workers (seed {drawn[0].runs[0].seed}): of their class distributions, "
-        "where there are classes, their heads and their representations, with one scale for each. It spans different "
-        "workers: on the diagonal stands a worker beside itself, always 1."
+        f"Cosine similarity between every two workers (seed {drawn[0].runs[0].seed}): of their class distributions,"
+        " where there are classes, their heads and their representations, with one scale for each. The scale covers"
+        " pairs of different workers; the diagonal, each worker beside itself, is always 1."
     )
     return Chapter("How alike the workers are", text, tuple(rows), small=True)
 

@@ -83,7 +83,7 @@ class Found:
 def find_runs(folder: Path) -> Found:
     """Read all runs under a folder; refuse one that holds no finished run, or something else that looks like one."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give one that manyheads train or compare wrote.")
+        raise UserError(f"{folder} is not a folder: give one that manyheads train or compare wrote.")
     paths = list(_run_folders(folder))
     if not paths:
         what = "holds no run" if any(folder.iterdir()) else "is empty"

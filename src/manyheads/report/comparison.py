@@ -135,7 +135,7 @@ class Comparison:
             (damaged, "damaged line of a run's metrics is skipped", "damaged lines of the runs' metrics are skipped"),
         ]
         counted = [f"{count} {one if count == 1 else many}." for count, one, many in said if count]
-        alone = "is left out: it ended without the sites whose result is shown. Report on it apart."
+        alone = "is left out: it ended without the sites whose result is shown. Report on it separately."
         return [*counted, *(f"{place} {alone}" for place in self.parted)]
 
 
@@ -161,7 +161,7 @@ def compare(found: Found) -> Comparison:
         missing = _missing(runs, grid)
     if missing:
         raise UserError(
-            f"the runs under {found.folder} disagree on {missing}: run what is missing, or report them apart."
+            f"the runs under {found.folder} disagree on {missing}: run what is missing, or report on them separately."
         )
     systems = _systems(runs)
     settings = [
@@ -266,13 +266,13 @@ def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None
         if name != "seed" and len(places) > 1:
             has = "; ".join(f"{value} in {_some(places[value])}" for value in sorted(places))
             raise UserError(
-                f"the runs under {folder} disagree on {flag(name)} ({system.label} ran with {has}): move some away, or"
-                " report them apart."
+                f"the runs under {folder} disagree on {flag(name)} ({system.label} ran with {has}): move some away,"
+                " or report on them separately."
             )
     for one, other in itertools.combinations(runs, 2):
         pair = " and ".join(run.path.relative_to(folder).as_posix() for run in (one, other))
         if name := changed(one.code, other.code):
-            raise UserError(f"{pair} under {folder} were run with different code of their {name}: move one away.")
+            raise UserError(f"{pair} under {folder} were run with different code in their {name}: move one away.")
         if one.seed == other.seed:
             raise UserError(f"{pair} under {folder} are both {system.label} with seed {one.seed}: move one away.")
 

@@ -132,7 +132,7 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
     noise = {
         None: " (one seed: no error is known)",
         True: "",
-        False: f", which {gap.count} seeds do not tell from noise",
+        False: f", which {gap.count} seeds cannot tell from noise",
     }[lead.beyond_chance]
     margin = f"{mean}{' points' if comparison.unit else ''}{error}"
     ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))

@@ -65,7 +65,7 @@ def _about(comparison: Comparison) -> list[str]:
         f"Numbers: {comparison.score_name}{unit} after the last round, mean over workers, each on its test samples.",
     ]
     if counts[-1] == 1:
-        said.append("Of a single seed.")
+        said.append("From a single seed.")
     else:
         seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         said.append(rf"Mean over {seeds} seeds; \pm is the sample deviation (n - 1) over these seeds.")
@@ -74,9 +74,9 @@ def _about(comparison: Comparison) -> list[str]:
         columns.setdefault(comparison.systems[i].label, []).append(runs)
     if alike := [label for label, found in columns.items() if len(set(found)) < len(found)]:
         who = _escaped("; ".join(alike))
-        said.append(f"The same runs in several columns, as these look at nothing that differs: {who}.")
+        said.append(f"The same runs in several columns, since what differs does not concern them: {who}.")
     if len(comparison.systems) > 1:
-        said.append("Bold: the best mean of its column and what is equal as printed, which need not be significant.")
+        said.append("Bold: the best mean of its column and any that print the same, which need not be significant.")
     return [f"% {line}" for line in (*said, *map(_escaped, caveats(comparison)))]
 
 

@@ -87,8 +87,8 @@ def _render(
         shared=options.shared_options(comparison),
         own=[(system.label, options.own_options(system)) for system in comparison.systems],
         varying={
-            "As each data set has them": options.options_by_data(comparison),
-            "Chosen for each algorithm by itself": options.options_apart(comparison),
+            "Options that follow from the data set": options.options_by_data(comparison),
+            "Rates chosen for each algorithm separately": options.options_apart(comparison),
         },
         tried=tried,
         ends=rates.at_the_end(tried),

@@ -35,20 +35,21 @@ COLUMNS = (
         "accuracy_std",
         "spread over workers",
         best="lowest",
-        meaning="Population deviation of that accuracy over workers: how unequally they fare. No error of the mean.",
+        meaning="Population deviation of that accuracy over workers: how unequally they fare. It is not an error of the"
+        " mean.",
     ),
     Column(
         "accuracy_worst10",
         "worst tenth",
         best="highest",
-        meaning="Mean accuracy of the tenth of the workers, rounded up, that have the lowest.",
+        meaning="Mean accuracy of the tenth of the workers, rounded up, with the lowest accuracy.",
     ),
     Column(
         "accuracy_before_mixing",
         "before mixing",
         best="highest",
-        meaning="The same mean between local training and mixing: what the workers score with models fresh from their "
-        "own data. With order mix-train these are the models that the round before has ended with.",
+        meaning="The same mean between local training and mixing: what the workers score with models fresh from their"
+        " own data. With order mix-train these are the models that the round before ended with.",
     ),
     Column("consensus_error", "consensus error", short),
     Column("bytes_sent_per_worker", "sent per worker", human_bytes),
@@ -56,8 +57,8 @@ COLUMNS = (
         "seconds",
         "time",
         human_seconds,
-        meaning="Measured where the run was made, and longer where several runs shared that machine, as those of "
-        "compare do on several cores: --threads 1 runs one after the other.",
+        meaning="Measured where the run was made, and longer where several runs shared that machine, as those of"
+        " compare do on several cores: --threads 1 runs them one after the other.",
     ),
 )
 
