@@ -252,7 +252,7 @@ def test_checkpoints_of_another_run_are_refused(tmp_path: Path) -> None:
     save_all([single(tmp_path)], 4)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     other = Checkpoints(tmp_path, run_id="xyz", num_workers=NUM_WORKERS, workers=range(NUM_WORKERS))
-    with pytest.raises(UserError, match="belongs to run abc, and this is run xyz"):
+    with pytest.raises(UserError, match="belongs to run abc, but this is run xyz"):
         other.load()
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert loaded_round(single(tmp_path)) == 4

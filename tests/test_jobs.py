@@ -61,7 +61,7 @@ def test_a_failure_does_not_stop_the_others_and_a_second_call_does_only_what_is_
     ("error", "said"),
     [
         (RuntimeError("mat1 and mat2"), "RuntimeError, as shown above."),
-        (torch.OutOfMemoryError("CUDA out of memory"), "the device's memory does not hold it."),
+        (torch.OutOfMemoryError("CUDA out of memory"), "it does not fit into the device's memory."),
     ],
 )
 def test_a_crash_costs_one_run(
@@ -174,7 +174,7 @@ def test_a_finished_run_on_a_file_that_changed_is_refused(tmp_path: Path) -> Non
     np.savez(path, x=x + 1, y=y)
     (refused,) = run_jobs(jobs, ONE)
     assert refused.state == "failed"
-    assert f"other data than {path} holds now" in refused.error
+    assert f"was not begun on the data that {path} holds now" in refused.error
 
 
 def test_a_finished_run_of_code_that_changed_is_refused(lab: SimpleNamespace, tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_finished_run_of_code_that_changed_is_refused(lab: SimpleNamespace, tm
     assert [item.state for item in run_jobs(begun, ONE)] == ["running", "finished"]
     assert list(run_jobs(begun, ONE)) == [News(0, "finished", 1)]
     (refused,) = run_jobs(edited, ONE)
-    assert refused.state == "failed" and "was begun with other code of its transform" in refused.error
+    assert refused.state == "failed" and "was begun with different code in its transform" in refused.error
 
 
 def test_data_without_a_checksum_are_compared_where_they_lie(tmp_path: Path) -> None:

@@ -160,8 +160,8 @@ class Checkpoints:
                 manifest = _read_manifest(_place(self.folder, round), round)
                 if manifest.run_id != self.run_id:
                     raise UserError(
-                        f"{self.folder} belongs to run {manifest.run_id}, and this is run {self.run_id}:"
-                        " choose another --out."
+                        f"{self.folder} belongs to run {manifest.run_id}, but this is run {self.run_id}: choose"
+                        " another --out."
                     )
 
     def _owner(self) -> str | None:

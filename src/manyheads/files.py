@@ -69,7 +69,7 @@ def disk_errors(path: Path, instead: str = "write elsewhere") -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise Passing(f"cannot write {path}: {reason}. Mend that and start again, or {instead}.") from None
+        raise Passing(f"cannot write {path}: {reason}. Fix that and start again, or {instead}.") from None
 
 
 def make_folder(folder: Path) -> None:

@@ -101,7 +101,7 @@ def to_the_end(number: int, news: Generator[News]) -> Generator[News]:
     except UserError as error:
         yield News(number, "failed", error=str(error), diverged=isinstance(error, Diverged))
     except torch.OutOfMemoryError:
-        yield News(number, "failed", error="the device's memory does not hold it.")
+        yield News(number, "failed", error="it does not fit into the device's memory.")
     except Exception as error:
         traceback.print_exc()
         yield News(number, "failed", error=f"{type(error).__name__}, as shown above.")

@@ -27,7 +27,7 @@ def test_a_description_is_an_experiments(tmp_path: Path, shelf) -> None:
     lacking = [{key: value for key, value in whole.items() if key != name} for name in ("model", "relabel", "norm")]
     for damaged in ({}, {**whole, "algorithm": "deprl"}, {**whole, "algorithm": {}}, {**whole, "clip": None}, *lacking):
         path.write_text(json.dumps(damaged))
-        with shelf.refused(path, r"experiment\.json is damaged, or no experiment of manyheads: put it back"):
+        with shelf.refused(path, r"experiment\.json is damaged or not a manyheads experiment: put it back"):
             read_description(path)
     # Objects, algorithms of the user's own, one worker by itself, and what a later version may add.
     for good in (

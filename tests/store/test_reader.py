@@ -39,14 +39,14 @@ def test_damaged_lines_are_skipped_and_counted(shelf: SimpleNamespace, tmp_path:
 
 def test_what_is_no_run_cannot_be_opened(shelf: SimpleNamespace, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nowhere"):
-        with shelf.refused(path, "is no run directory"):
+        with shelf.refused(path, "is not a run directory"):
             Run.open(path)
 
 
 def test_the_folder_of_a_site_names_its_runs(shelf: SimpleNamespace, tmp_path: Path) -> None:
     for site in ("site-4", "site-0"):
         shelf.start(tmp_path / site)
-    with shelf.refused(tmp_path, "is no run directory .*: give one of those in it, site-0, site-4"):
+    with shelf.refused(tmp_path, "is not a run directory .*: give one of those in it, site-0, site-4"):
         Run.open(tmp_path)
 
 
@@ -178,7 +178,7 @@ def test_a_run_of_an_algorithm_of_ones_own_is_read_with_it(shelf: SimpleNamespac
         run = Run.open(tmp_path, algorithm=given)
         assert run.experiment == experiment, "the options are the run's"
         assert torch.equal(run.model(2)(x), made[2](x))
-    with shelf.refused(tmp_path, "an experiment of 'lazy', not of 'local': give that algorithm"):
+    with shelf.refused(tmp_path, "an experiment with 'lazy', not with 'local': give that algorithm"):
         Run.open(tmp_path, algorithm=Local()).model(2)
     with shelf.refused(tmp_path, r"unknown algorithm 'lazy'.*Run\.open\(path, algorithm=\.\.\.\)"):
         Run.open(tmp_path).model(2)

@@ -111,7 +111,9 @@ def test_code_of_the_users_that_has_changed_is_refused(
         module = _own_code(tmp_path / "own_code.py", "own_code", **changes)
         experiment = replace(shelf.experiment, algorithm=module.Gossip(), transform=module.scale, rounds=50 + place)
         if place and whose:
-            with pytest.raises(UserError, match=f"run was begun with other code of its {whose}: put that back, or"):
+            with pytest.raises(
+                UserError, match=f"run was begun with different code in its {whose}: put the old code back, or"
+            ):
                 shelf.start(tmp_path / "run", experiment)
         else:
             shelf.start(tmp_path / "run", experiment)
@@ -128,7 +130,7 @@ def test_code_may_change_until_there_is_something_to_go_on_from(shelf: SimpleNam
     shelf.start(tmp_path, mended)
     assert file.read_bytes() != kept
     shelf.save_checkpoint(tmp_path, 1, mended)
-    with shelf.refused(tmp_path, "was begun with other code of its transform"):
+    with shelf.refused(tmp_path, "was begun with different code in its transform"):
         shelf.start(tmp_path, first)
 
 
@@ -139,7 +141,7 @@ def test_constants_may_change_until_then_too(shelf: SimpleNamespace, tmp_path: P
         directory.keep_constants(constants, begun=False)
         assert (tmp_path / "constants.safetensors").exists() == bool(constants)
     directory.keep_constants(other, begun=True)
-    with pytest.raises(UserError, match="begun with other weights that have requires_grad=False"):
+    with pytest.raises(UserError, match="begun with different weights under requires_grad=False"):
         directory.keep_constants(one, begun=True)
 
 
@@ -157,7 +159,7 @@ def test_code_is_kept_from_the_beginning_on(shelf: SimpleNamespace, tmp_path: Pa
 
 def test_a_directory_that_is_no_run_is_left_alone(shelf: SimpleNamespace, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with shelf.refused(tmp_path, "is not empty and no run directory"):
+    with shelf.refused(tmp_path, "is not empty and not a run directory"):
         shelf.start(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
     with shelf.refused(tmp_path, "is a file"):
@@ -194,7 +196,7 @@ def test_fewer_rounds_than_done_are_finished(shelf: SimpleNamespace, tmp_path: P
 def test_a_run_cannot_be_taken_back_behind_its_checkpoint(shelf: SimpleNamespace, tmp_path: Path) -> None:
     shelf.start(tmp_path)
     shelf.save_checkpoint(tmp_path, 12)
-    with shelf.refused(tmp_path, "has come to round 12, beyond --rounds 11: give at least 12"):
+    with shelf.refused(tmp_path, "has reached round 12, beyond --rounds 11: give at least 12"):
         shelf.start(tmp_path, replace(shelf.experiment, rounds=11))
     shelf.start(tmp_path, replace(shelf.experiment, rounds=20))
     assert Run.open(tmp_path).experiment.rounds == 20

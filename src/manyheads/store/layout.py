@@ -92,7 +92,7 @@ def read_description(path: Path) -> dict[str, Any]:
     """An experiment.json as it stands, with what no Experiment can be made of. Refuses one that is damaged."""
     values = read_object(path)
     if values is None or not isinstance(values["algorithm"].get("name"), str):
-        raise UserError(f"{path} is damaged, or no experiment of manyheads: put it back, or move its folder away.")
+        raise UserError(f"{path} is damaged or not a manyheads experiment: put it back, or move its folder away.")
     known = {spec.name for spec in fields(Experiment)} - {"algorithm"}
     plain = {name: value for name, value in values.items() if name in known and not isinstance(value, dict)}
     try:

@@ -30,7 +30,7 @@ from manyheads.store.layout import (
 )
 from manyheads.tree import shapes
 
-_ANEW = f"put it back, or delete {SUMMARY} and continue the run, which writes it anew."
+_ANEW = f"put it back, or delete {SUMMARY} and continue the run, which writes it again."
 
 
 class Run:
@@ -49,13 +49,13 @@ class Run:
     def open(path: str | Path, **objects: Any) -> "Run":
         """The run in a directory.
 
-        What its experiment.json can only describe (a module, arrays, an unregistered algorithm) is given by name.
+        Give by name what its experiment.json can only describe: a module, arrays, an unregistered algorithm.
         """
         path = Path(path)
         if not (path / EXPERIMENT).exists():
             sites = ", ".join(sorted(site.parent.name for site in path.glob(f"site-*/{EXPERIMENT}")))
             there = f"one of those in it, {sites}" if sites else "the --out of a run"
-            raise UserError(f"{path} is no run directory (no {EXPERIMENT} in it): give {there}.")
+            raise UserError(f"{path} is not a run directory (no {EXPERIMENT} in it): give {there}.")
         return Run(path, read_description(path / EXPERIMENT), objects)
 
     def given(self, **objects: Any) -> "Run":

@@ -76,7 +76,7 @@ class RunDirectory:
         directory = RunDirectory(path)
         with disk_errors(path):
             if not (path / EXPERIMENT).exists() and any(path.glob("[!.]*")):
-                raise UserError(f"{path} is not empty and no run directory: choose another --out.")
+                raise UserError(f"{path} is not empty and not a run directory: choose another --out.")
         held.enter_context(locked(path, patience))
         directory._take_up(experiment, content)
         return directory
@@ -94,14 +94,15 @@ class RunDirectory:
             )
         if is_other_data(self.path / PARTITION, content):
             raise UserError(
-                f"{self.path} was begun on other data than {experiment.data} holds now: put them back,"
-                " or choose another --out."
+                f"{self.path} was not begun on the data that {experiment.data} holds now: put the old data back, or"
+                " choose another --out."
             )
         # Or one curve would be of two.
         name = self.changed_code(experiment)
         if name and (self.finished_rounds() or latest_round(self.path / CHECKPOINT)):
             raise UserError(
-                f"{self.path} was begun with other code of its {name}: put that back, or choose another --out."
+                f"{self.path} was begun with different code in its {name}: put the old code back, or choose another"
+                " --out."
             )
         return stored
 
@@ -160,8 +161,8 @@ class RunDirectory:
             np.array_equal(kept[name], constants[name], equal_nan=True) for name in kept
         ):
             raise UserError(
-                f"{self.path} was begun with other weights that have requires_grad=False: give the model it was begun"
-                " with, or choose another --out."
+                f"{self.path} was begun with different weights under requires_grad=False: give the model it was"
+                " begun with, or choose another --out."
             )
 
     def save_models(self, params: Params, buffers: Buffers, description: dict[str, Any]) -> None:
@@ -235,8 +236,8 @@ class RunDirectory:
                 return
             if (done := latest_round(self.path / CHECKPOINT)) > rounds:
                 raise UserError(
-                    f"{self.path} has come to round {done}, beyond --rounds {rounds}: give at least {done},"
-                    " or choose another --out."
+                    f"{self.path} has reached round {done}, beyond --rounds {rounds}: give at least {done}, or"
+                    " choose another --out."
                 )
         write_atomically(path, experiment.to_json().encode())
         # After what makes it a run directory, for one that is killed in between.

@@ -135,7 +135,7 @@ class Records:
                 for info in packed.infolist():
                     path = PurePosixPath(info.filename)
                     if len(path.parts) != 2 or path.name not in _FILES or not _NAME.fullmatch(path.parts[0]):
-                        raise UserError(f"{archive} holds {info.filename}, which is no part of a record.")
+                        raise UserError(f"{archive} holds {info.filename}, which is not part of a record.")
                     found.setdefault(path.parts[0], {})[path.name] = packed.read(info)
         except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             # RuntimeError: it is encrypted, or compressed in a way of its own.
