@@ -84,7 +84,7 @@ def test_several_data_sets(capsys: pytest.CaptureFixture) -> None:
         rows = [line.split()[0] for line in lines if f" {data} " in line]
         assert sorted(rows) == ["DePRL", "Local", "majority"]
     page = Path("all/report.html").read_text()
-    assert "As each data set has them" in page and "4 runs" in page
+    assert "Options that follow from the data set" in page and "4 runs" in page
 
 
 def test_scores_and_work_that_are_not_alike_are_told(capsys: pytest.CaptureFixture, undrawn: None) -> None:
@@ -119,9 +119,9 @@ def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureF
 
 def test_one_seed_is_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
     lines = _compare(capsys, "local", *SMALL, "--seeds", "2", "--out", "two")
-    assert "one seed (2): no deviation; --seeds 1 2 takes two" in lines
+    assert "one seed (2), so no deviation; --seeds 1 2 runs two" in lines
     lines = _compare(capsys, "deprl", "local", *SMALL, "--seeds", "1", "--out", "one")
-    assert "* best; one seed (1): no deviation; --seeds 1 2 takes two" in lines
+    assert "* best; one seed (1), so no deviation; --seeds 1 2 runs two" in lines
 
 
 def test_measured_times_are_shown_with_a_warning(
@@ -162,7 +162,7 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     assert {Run.open(path).experiment.seed for path in Path("tuned/tuning").iterdir()} == {2}
     (header,) = (line for line in lines if line.startswith("validation accuracy"))
     assert header.split()[-5:] == ["1e-09", "0.5", "lr", "head", "lr"]
-    assert "note: the best is the first or last rate tried, give --tune factors beyond it: DePRL; Local" in lines
+    assert "note: the best is the first or last rate tried; give --tune factors beyond it: DePRL; Local" in lines
     assert all(": validation " in line for line in lines if line.startswith("tuning") and " × " in line)
     assert any(": validation " in line for line in lines)
     before = _runs("tuned")
@@ -294,7 +294,7 @@ def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.Capture
     for fewer in (["deprl", *SMALL, "--seeds", "1"], ["deprl", "local", *SMALL, "--seeds", "2"]):
         assert main(["compare", *fewer, "--out", "all"]) == 2
         error = capsys.readouterr().err
-        assert re.search("all holds a report on runs that are not asked for here, as (deprl|local)-", error)
+        assert re.search("all holds a report on runs that are not asked for here, such as (deprl|local)-", error)
         assert len(error.splitlines()) == 1
     assert Path("all/report.html").read_bytes() == page
     # With more seeds, algorithms or rounds it grows.

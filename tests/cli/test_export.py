@@ -113,7 +113,7 @@ def test_a_damaged_file_of_weights_is_written_anew_as_the_message_says(
     (run / "models.safetensors").write_bytes(whole[:-1])
     assert main(["export", str(run), *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("put it back, or delete summary.json and continue the run, which writes it anew.")
+    assert line.endswith("put it back, or delete summary.json and continue the run, which writes it again.")
     (run / "summary.json").unlink()
     assert main(["train", "--from", str(run / "experiment.json"), "--out", str(run), "--quiet"]) == 0
     assert (run / "models.safetensors").read_bytes() == whole
@@ -127,7 +127,7 @@ def test_a_damaged_file_of_weights_is_written_anew_as_the_message_says(
         (["--worker", "-1", "--out", "m.safetensors"], "worker -1 is not in this run"),
         (["--worker", "two", "--out", "m.safetensors"], "--worker: 'two' is not a whole number."),
         (["--worker", "1", "--out", "/proc/m.safetensors"], "/proc/m.safetensors"),
-        (["--worker", "1", "--out", "m.pt"], "--out m.pt: the file is of the safetensors format: give a name"),
+        (["--worker", "1", "--out", "m.pt"], "--out m.pt: the file will be in safetensors format: give a name"),
         (["--worker", "1"], "--out"),
     ],
 )

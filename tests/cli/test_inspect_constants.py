@@ -34,7 +34,7 @@ def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None
 def test_two_heads_are_not_what_the_theory_is_about(trained, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "constants", str(trained("fedrod"))]) == 2
     error = capsys.readouterr().err
-    assert "no representation with one head" in error and len(error.splitlines()) == 1
+    assert "no representation with a single head" in error and len(error.splitlines()) == 1
 
 
 def test_data_that_have_changed_since(trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -45,7 +45,7 @@ def test_data_that_have_changed_since(trained, tmp_path: Path, capsys: pytest.Ca
     np.savez(path, x=x + 1, y=y)
     assert main(["inspect", "constants", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"manyheads: {run} was trained on other data than {path} holds now: put them back."
+    assert line == f"manyheads: {run} was not trained on the data that {path} holds now: put the old data back."
 
 
 def test_sites_whose_models_are_in_no_one_place(trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -54,7 +54,10 @@ def test_sites_whose_models_are_in_no_one_place(trained, tmp_path: Path, capsys:
     run = trained("deprl", "--data", str(tmp_path / "{worker}.npz")) / "site-0"
     assert main(["inspect", "constants", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"manyheads: {run} is a site's, and the theory is about the mean of all workers: give another run."
+    assert (
+        line
+        == f"manyheads: {run} is a single site's, but the theory is about the mean of all workers: give another run."
+    )
 
 
 def test_a_server_has_no_graph_for_the_theorem(trained, capsys: pytest.CaptureFixture) -> None:

@@ -26,7 +26,7 @@ def test_very_many_links_are_not_all_drawn(
     monkeypatch.setattr("manyheads.figures.MOST_LINKS", 20)
     words = ["--graph", "full", "--workers", "9", "--out", str(tmp_path / "graph.svg")]
     assert main(["inspect", "graph", *words]) == 0
-    assert "20 of the links, by lot" in capsys.readouterr().out
+    assert "20 of the links, chosen at random" in capsys.readouterr().out
     text = (tmp_path / "graph.svg").read_text()
     assert text.split('<g id="LineCollection_1">')[1].split("</g>")[0].count("<path") == 20
 

@@ -18,7 +18,7 @@ def test_the_plan_of_a_run(capsys: pytest.CaptureFixture) -> None:
     assert any("rows of 12 workers" in label and "device memory" in label for label in found)
     assert int(found["workers whose rows fit on the device"].replace(",", "")) > 1000
     assert "device memory in all" in found
-    assert found["of 24.0 GB a run takes"] == "at most 80 %"
+    assert found["part of 24.0 GB that a run takes"] == "at most 80 %"
 
 
 def test_rows_that_do_not_fit_go_to_the_host(capsys: pytest.CaptureFixture) -> None:
@@ -32,7 +32,7 @@ def test_rows_that_do_not_fit_go_to_the_host(capsys: pytest.CaptureFixture) -> N
     assert "are free, which is enough for 0" in error and len(error.splitlines()) == 1
     for amount in ("-1", "1e+300"):
         assert main([*words, amount]) == 2
-        assert f"--memory {amount} is no amount of memory" in capsys.readouterr().err
+        assert f"--memory {amount} is not an amount of memory" in capsys.readouterr().err
 
 
 def test_rows_that_the_host_does_not_hold(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

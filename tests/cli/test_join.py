@@ -72,8 +72,8 @@ def test_runs_that_cannot_be_joined(finished: Path, tmp_path: Path, capsys: pyte
     (foreign / "experiment.json").write_text('{"optimizer": "adam"}')
     mistakes = [
         ([unfinished], "is not finished: continue it"),
-        ([foreign], "no experiment of manyheads"),
-        ([tmp_path / "nowhere"], "is no run directory"),
+        ([foreign], "not a manyheads experiment"),
+        ([tmp_path / "nowhere"], "is not a run directory"),
         ([finished, "--head-epochs", "0"], "--head-epochs 0 is not positive"),
         ([finished, "--representation", "ours"], "--representation: unknown value 'ours'"),
         ([finished, "--data", tmp_path / "no.npz"], "no.npz"),
@@ -99,7 +99,9 @@ def test_a_run_whose_own_data_have_changed_or_are_elsewhere(
     np.savez(here / "my.npz", x=x + 1, y=y)
     assert main(["join", "run", "--workers", "2", "--out", "new"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("run was trained on other data than my.npz holds now: put them back, or give --data.")
+    assert line.endswith(
+        "run was not trained on the data that my.npz holds now: put the old data back, or give --data."
+    )
     monkeypatch.chdir(elsewhere)
     capsys.readouterr()
     assert main(["join", "../here/run", "--out", "new"]) == 2

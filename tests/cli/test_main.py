@@ -77,10 +77,10 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["inspect", "memory", "deprl", "--site-timeout", "1"], "unknown option --site-timeout."),
         (["compare", "deprl", "--seed", "1", "--out", "all"], "unknown option --seed. Did you mean --seeds?"),
         (["compare", "deprl", "--data", "s-{worker}.npz", "--out", "all"], "give one file for all, or train each"),
-        (["inspect", "data", "--data", "s-{worker}.npz"], "a file for each worker, which is for manyheads train"),
+        (["inspect", "data", "--data", "s-{worker}.npz"], "a file for each worker, which only manyheads train can use"),
         (
             ["train", "deprl", "--data", ".", *SMALL],
-            ". is a folder: give the path of an npz with arrays x and y. The user guide shows how CSV and images",
+            ". is a folder: give the path of an npz with arrays x and y. The user guide shows how to make one from CSV",
         ),
         (["train", "deprll"], "Did you mean 'deprl'?"),
         (["train", "deprl", "--grph", "ring"], "unknown option --grph. Did you mean --graph?"),
@@ -108,11 +108,11 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["inspect", "graph", "--workers", "4", "--out", "graph.gif"], "graph.gif"),
         (["inspect", "graph", "--workers", "4", "--out", "/proc/graph.png"], "/proc/graph.png"),
         (["inspect", "data", "--split", "shards:0"], "shards"),
-        (["inspect", "run", "."], "no run directory"),
+        (["inspect", "run", "."], "not a run directory"),
         (["inspect", "run"], "DIR not given: see manyheads inspect run --help."),
-        (["export", ".", "--worker", "0", "--out", "x.safetensors"], "no run directory"),
+        (["export", ".", "--worker", "0", "--out", "x.safetensors"], "not a run directory"),
         (["export", "."], "--worker, --out not given: see manyheads export --help."),
-        (["predict", ".", "--worker", "0", "--data", "x.npz"], "no run directory"),
+        (["predict", ".", "--worker", "0", "--data", "x.npz"], "not a run directory"),
     ],
 )  # fmt: skip
 def test_mistakes(
@@ -133,7 +133,7 @@ def test_a_file_that_is_no_experiment(text: str, capsys: pytest.CaptureFixture, 
 def test_from_a_file_that_is_no_text(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     np.savez(tmp_path / "my.npz", x=np.ones(300))
     line = _fails(capsys, "train", "--from", str(tmp_path / "my.npz"))
-    assert line.endswith("my.npz is no text: give an experiment.json that manyheads wrote.")
+    assert line.endswith("my.npz is not a text file: give an experiment.json that manyheads wrote.")
 
 
 def test_a_foreign_folder_is_left_alone(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

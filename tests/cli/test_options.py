@@ -102,7 +102,7 @@ def test_the_algorithm_may_stand_anywhere() -> None:
             "--norm: unknown value 'grup'. Did you mean 'group'? Allowed: group, local, shared.",
         ),
         (["deprl", "--workers", "-3"], "--workers -3 is not positive: give a number above 0."),
-        (["deprl", "--lr", "nan"], "--lr nan is no number to compute with: give another."),
+        (["deprl", "--lr", "nan"], "--lr nan is not finite, or too large: give another number."),
         (["deprl", "--evaluate", "own"], "--evaluate is an option of d-psgd, not of deprl: leave it out."),
         (["local", "--head-epochs", "2"], "--head-epochs is an option of deprl, fedrep, not of local: leave it out."),
         (["deprl", "--head-steps", "-1"], "--head-steps -1 is negative: give a number of at least 0."),
@@ -124,8 +124,8 @@ class Plain(Local):
 @pytest.mark.parametrize(
     ("kind", "default", "says"),
     [
-        (bool, False, "--quiet of plain is one of the command line's own: call it otherwise."),
-        (float, 1.0, "--epochs of plain is float, and int with d-psgd: make it the same, or call it otherwise."),
+        (bool, False, "--quiet of plain clashes with an option of the command line itself: rename it."),
+        (float, 1.0, "--epochs of plain is float, and int with d-psgd: give both the same type, or rename one."),
         (int, MISSING, "Plain() fails: TypeError: Plain.__init__() missing 1 required keyword-only argument: 'rank'"),
     ],
 )

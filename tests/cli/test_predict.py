@@ -82,11 +82,11 @@ def test_bytes_that_the_net_knows_nothing_of_are_refused(
     pixels = np.random.default_rng(0).integers(0, 256, (20, 1, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "x.npz", x=pixels)
     assert _predict(finished, tmp_path / "x.npz") == 2
-    assert "x goes up to 255, and the net's pixels from 0 to 16: give x in that range." in capsys.readouterr().err
+    assert "x goes up to 255, but the net's pixels go from 0 to 16: give x in that range." in capsys.readouterr().err
     floats = _trained(tmp_path / "floats", from_arrays(pixels / 255, np.arange(20) % 2))
     assert _predict(floats, tmp_path / "x.npz") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "x holds bytes, but the net was trained on other numbers: give x as floats like them." in line
+    assert "x holds bytes, but the net was not trained on bytes: give x as floats like its train samples." in line
 
 
 def test_classes_without_a_test_sample_are_classes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_net_without_a_score_for_each_class_is_refused(capsys: pytest.CaptureF
     list(train(experiment, Runtime(out=tmp_path / "run", device="cpu")))
     np.savez(tmp_path / "x.npz", x=x)
     assert _predict(tmp_path / "run", tmp_path / "x.npz") == 2
-    said = "the net gives [1] numbers a sample, not a score for each of 2 classes: use it in Python"
+    said = "the net gives [1] numbers per sample, not a score for each of 2 classes: use it in Python"
     assert said in capsys.readouterr().err
 
 
@@ -174,7 +174,7 @@ def test_no_accuracy_in_classes_of_the_workers_own(
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [
-        ({"x": np.zeros((5, 3))}, "samples are [3], the net takes"),
+        ({"x": np.zeros((5, 3))}, "samples are [3], but the net takes"),
         ({"y": np.zeros(5)}, "needs an array x"),
         ({"x": np.zeros((0, 3))}, "needs an array x"),
         ({"x": np.array(["a", "b"])}, "needs an array x"),
@@ -184,7 +184,7 @@ def test_no_accuracy_in_classes_of_the_workers_own(
         ({"x": np.zeros((5, 3)), "y": np.zeros(5)}, "a class for each of the 5 samples"),
         ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([-1, 3])}, "y goes from -1 to 3; the net's classes are 0 to 9"),
         ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([1, 10])}, "y goes from 1 to 10; the net's classes are 0 to 9"),
-        ({"x": np.full((2, 1, 8, 8), 3e38)}, "the net's answer to sample 0 is no number: give x like"),
+        ({"x": np.full((2, 1, 8, 8), 3e38)}, "the net's answer to sample 0 is not a number: give x like"),
         ({"x": np.array([{}, {}], dtype=object)}, "not an npz of plain arrays"),
     ],
 )

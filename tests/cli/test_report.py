@@ -31,7 +31,7 @@ def test_a_single_run_in_a_folder_that_cannot_be_written(
     (run / "csv").touch()
     assert main(["report", str(run)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("Mend that and start again, or report on a copy of the folder."), "report has no --out"
+    assert line.endswith("Fix that and start again, or report on a copy of the folder."), "report has no --out"
     (run / "csv").unlink()
     assert main(["report", str(run)]) == 0
     assert "1 run<" in (run / "report.html").read_text()
@@ -39,7 +39,7 @@ def test_a_single_run_in_a_folder_that_cannot_be_written(
 
 def test_a_mistake_is_one_line_and_writes_nothing(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    for folder, message in ((tmp_path, "holds no run"), (tmp_path / "missing", "is no folder")):
+    for folder, message in ((tmp_path, "holds no run"), (tmp_path / "missing", "is not a folder")):
         assert main(["report", str(folder)]) == 2
         error = capsys.readouterr().err
         assert message in error

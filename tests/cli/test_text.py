@@ -68,7 +68,7 @@ def test_where_nobody_has_test_samples_there_is_no_score(
     values = {**SUMMARY, **scores, "majority_floor": None, "workers_without_test": 3}
     row, _, said = text.summary_table(values).splitlines()[-3:]
     assert row.split()[:5] == ["deprl", "–", "–", "–", "–"]
-    assert said == "Nobody here has test samples: there is no score."
+    assert said == "No worker here has test samples, so there is no score."
     assert text.summary_line(values) == "deprl: no test samples, 3 rounds, 1:23 min"
 
 

@@ -132,7 +132,7 @@ def test_another_experiment_is_not_overwritten(capsys: pytest.CaptureFixture) ->
     [
         (["--out", "file"], "file is a file"),
         (["--out", "file/run"], "Not a directory"),
-        (["--out", "folder"], "folder is not empty and no run directory"),
+        (["--out", "folder"], "folder is not empty and not a run directory"),
         (["--out", "nowhere", "--resume"], "there is no nowhere"),
     ],
 )
@@ -167,7 +167,9 @@ def test_data_that_changed_under_their_name_are_another_experiment(capsys: pytes
     np.savez("mine.npz", x=x, y=y)
     for more in ([], ["--rounds", "3"]):
         assert main(["train", *words, *more]) == 2
-        said = "run was begun on other data than mine.npz holds now: put them back, or choose another --out.\n"
+        said = (
+            "run was not begun on the data that mine.npz holds now: put the old data back, or choose another --out.\n"
+        )
         assert capsys.readouterr().err.endswith(said)
         assert _files(Path("run")) == before
 

@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         return _fail(
-            f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or mend this one."
+            f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or fix this one."
         )
     except Exception as error:
         if is_out_of_memory(error):
@@ -75,7 +75,7 @@ def _run(argv: Sequence[str]) -> int:
     except SystemExit as stop:  # after --help and --version
         return int(stop.code or 0)
     if started_together() and args.run is not train.run:
-        raise UserError("several processes are for manyheads train: start this command without torchrun.")
+        raise UserError("only manyheads train runs in several processes: start this command without torchrun.")
     if not started_together() and current_thread() is main_thread():
         # A scheduler's word to stop is taken like the user's own; torchrun has a way of its own to stop many.
         signal.signal(signal.SIGTERM, signal.default_int_handler)

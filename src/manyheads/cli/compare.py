@@ -38,8 +38,8 @@ examples:
   manyheads compare deprl fedrep --graph ring full --split dirichlet:0.1 dirichlet:0.3 --out runs/grid
   manyheads compare deprl d-psgd --relabel --tune --out runs/tuned
 
-Any option may take several values: every combination is run with every seed. An option that an algorithm does not have
-is not applied to it. A comparison that was stopped or killed is continued by the same command, which does only what is
+Any option may take several values: every combination is run with every seed. Algorithms that do not have
+an option ignore it. A comparison that was stopped or killed is continued by the same command, which does only what is
 missing.
 """
 
@@ -72,18 +72,18 @@ def _add_options(parser: Parser) -> None:
         type=options_of(Experiment)["seed"].read,
         metavar="N",
         default=argparse.SUPPRESS,
-        help=f"the seeds to average over, not how many [{' '.join(map(str, SEEDS))}]",
+        help=f"the seeds to average over (which, not how many) [{' '.join(map(str, SEEDS))}]",
     )
     parser.add_argument(
         "--tune",
         nargs="*",
         type=number,
         metavar="FACTOR",
-        help="choose each algorithm's rates on the validation split, among these multiples of them "
-        f"[{' '.join(f'{factor:g}' for factor in FACTORS)}]",
+        help="tune each algorithm's rates on the validation split, trying these multiples of them"
+        f" [{' '.join(f'{factor:g}' for factor in FACTORS)}]",
     )
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=argparse.SUPPRESS, help="folder of all runs")
+    parser.add_argument("--out", type=Path, metavar="DIR", default=argparse.SUPPRESS, help="folder for all runs")
     add_options(parser, several=True, runtime=_RUNTIME)
 
 
@@ -134,8 +134,8 @@ def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None
         path = folder / run / EXPERIMENT
         if path.exists() and key(read_description(path)) not in asked:
             raise UserError(
-                f"{folder} holds a report on runs that are not asked for here, as {run}: ask for them, too, or choose"
-                " another --out."
+                f"{folder} holds a report on runs that are not asked for here, such as {run}: ask for them too, or"
+                " choose another --out."
             )
 
 
@@ -212,7 +212,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     if len(comparison.seeds) == 1:
         (seed,) = comparison.seeds
         two = " ".join(map(str, sorted({seed, 2 if seed == 1 else 1})))
-        marks.append(f"one seed ({seed}): no deviation; --seeds {two} takes two")
+        marks.append(f"one seed ({seed}), so no deviation; --seeds {two} runs two")
     else:
         error = " (behind the best: standard error)" if several else ""
         marks.append(f"± deviation over {len(comparison.seeds)} seeds{error}")
@@ -249,7 +249,7 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
     if any(len(tuning.seeds) > 1 for tuning in tuned):
         lines.append("each with the first seed; where rates were run with all seeds, the mean over them")
     if ends := "; ".join(tuning.title for tuning in tuned if tuning.at_the_end):
-        lines.append(f"note: the best is the first or last rate tried, give --tune factors beyond it: {ends}")
+        lines.append(f"note: the best is the first or last rate tried; give --tune factors beyond it: {ends}")
     return ["\n".join(lines)]
 
 

@@ -25,10 +25,10 @@ net.eval()
 """
 
 _ABOUT = """\
-Write one worker's trained net as a safetensors file. Tensors have the names that they have in your own net, whose
-load_state_dict takes them; fedrod's second head is in no such net. The metadata, a JSON text under 'manyheads', says
-which net it is, what it takes and gives, how bytes become its inputs, which layer is the head, and how to load it with
-this package.
+Write one worker's trained net as a safetensors file. Tensors are named as in your own net, so that its load_state_dict
+takes them, except for fedrod's second head, which your net does not have. The metadata, a JSON text under 'manyheads',
+says which net it is, what it takes and returns, how bytes become its inputs, which layer is the head, and how to load
+it with this package.
 """
 
 
@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.store.layout import CONSTANTS, MODELS, PARTITION, SIMILARITY
 
     if args.out.suffix != ".safetensors":
-        raise UserError(f"--out {args.out}: the file is of the safetensors format: give a name ending in .safetensors.")
+        raise UserError(
+            f"--out {args.out}: the file will be in safetensors format: give a name ending in .safetensors."
+        )
     if args.out.resolve() in [args.directory.resolve() / name for name in (CONSTANTS, MODELS, PARTITION, SIMILARITY)]:
         raise UserError(f"--out {args.out} is a file of the run itself: give another name.")
     run = Run.open(args.directory)

@@ -16,7 +16,7 @@ def add(commands: Commands) -> None:
         "constants",
         help="smoothness and noise where a run stands, and Theorem 1 with them",
         usage="manyheads inspect constants DIR [options]",
-        description="Estimate L, sigma^2 and varsigma^2 at a run's mean representation, and what they ask of rates.",
+        description="Estimate L, sigma^2 and varsigma^2 at a run's mean representation, and the rates they call for.",
         fill=_add_options,
         run=run,
     )
@@ -47,11 +47,17 @@ def run(args: argparse.Namespace) -> None:
     with waiting(f"loading {run.experiment.data}") as downloading:
         session = open_session(run.experiment, Runtime(**given(args, Runtime)), downloading, run.constants())
     if session.sites:
-        raise UserError(f"{run.path} is a site's, and the theory is about the mean of all workers: give another run.")
+        raise UserError(
+            f"{run.path} is a single site's, but the theory is about the mean of all workers: give another run."
+        )
     if is_other_data(run.path / PARTITION, session.everyone.content):
-        raise UserError(f"{run.path} was trained on other data than {run.experiment.data} holds now: put them back.")
+        raise UserError(
+            f"{run.path} was not trained on the data that {run.experiment.data} holds now: put the old data back."
+        )
     if set(session.ctx.model.groups) != REPRESENTATION | HEAD:
-        raise UserError(f"{args.directory} has no representation with one head beside it, which the theory is about.")
+        raise UserError(
+            f"{args.directory} has no representation with a single head, which the theory is about: give another run."
+        )
     with waiting("measuring gradients"):
         lines = _estimates(session, snapshot)
     print(facts(lines))
@@ -77,7 +83,7 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
         ("after round", str(snapshot.round)),
         ("L", f"{both(*curvature)}: the largest of any worker, a lower bound"),
         ("sigma^2", f"{both(*noise)}: noise of mini-batches of {ctx.source.batch_size}, mean over workers"),
-        ("varsigma^2", f"{varsigma:.3g}: how far the workers' gradients of the representation lie apart"),
+        ("varsigma^2", f"{varsigma:.3g}: how far apart the workers' gradients of the representation lie"),
         ("rates", f"{rates[0]:.3g} for the representation, {rates[1]:.3g} for the heads"),
     ]
     if is_graph(session.experiment.graph):

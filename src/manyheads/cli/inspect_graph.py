@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     with waiting("measuring"):
         lines = [*topology.describe(mixing), *theorem_constants(mixing)]
     if len(links) > figures.MOST_LINKS:
-        lines.append(("drawn", f"{figures.MOST_LINKS:,} of the links, by lot"))
+        lines.append(("drawn", f"{figures.MOST_LINKS:,} of the links, chosen at random"))
     print(facts(lines))
     with waiting("drawing"):
         figures.graph(topology.positions(mixing), links, out)

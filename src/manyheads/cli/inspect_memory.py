@@ -12,7 +12,7 @@ def add(commands: Commands) -> None:
         "memory",
         help="memory a run takes on a GPU, and how many workers fit",
         usage="manyheads inspect memory ALGORITHM [options]",
-        description="Print what a run takes of a GPU's memory before it is started; needs no GPU.",
+        description="Print how much GPU memory a run would take; needs no GPU.",
         fill=_add_options,
         run=run,
     )
@@ -21,7 +21,9 @@ def add(commands: Commands) -> None:
 def _add_options(parser: Parser) -> None:
     from manyheads.cli.options import add_options
 
-    parser.add_argument("--memory", type=number, metavar="GB", help="memory of the GPU [what is free on the one here]")
+    parser.add_argument(
+        "--memory", type=number, metavar="GB", help="memory of the GPU [what is free on this machine's]"
+    )
     add_options(parser, runtime=("data_dir", "device"))
 
 
@@ -43,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.units import human_bytes
 
     if args.memory is not None and not 0 < 1e9 * args.memory < inf:
-        raise UserError(f"--memory {args.memory:g} is no amount of memory: give the GB that a GPU has.")
+        raise UserError(f"--memory {args.memory:g} is not an amount of memory: give the GPU's memory in GB.")
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
     with waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
         settled = settle(plan, filled, None if args.memory else host)
         lines = [
             *describe(settled, host),
-            (f"of {human_bytes(free)} a run takes", f"at most {100 * FILLED:.0f} %"),
+            (f"part of {human_bytes(free)} that a run takes", f"at most {100 * FILLED:.0f} %"),
             ("workers whose rows fit on the device", f"{replace(plan, lanes=1).largest(filled):,}"),
         ]
     if host is not None:

@@ -14,7 +14,7 @@ def add(commands: Commands) -> None:
         "run",
         help="what ran in a directory and where it stands",
         usage="manyheads inspect run DIR",
-        description="Print what ran in a directory, with which options other than the defaults, and where it stands.",
+        description="Print what ran in a directory, which options differ from the defaults, and how far it has come.",
         fill=_add_options,
         run=run,
     )

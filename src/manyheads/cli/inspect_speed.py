@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> None:
                 ("net", str(experiment.model)),
                 ("parameters", f"{trained:,}" + (f", and {held:,} with requires_grad=False" if held else "")),
                 ("samples in a mini-batch", str(experiment.batch_size)),
-                ("counted without this", f"{experiment.step_seconds:g} s"),
+                ("assumed by default", f"{experiment.step_seconds:g} s"),
                 ("measured on one core", f"{seconds:.2g} s"),
             ]
         )

@@ -7,8 +7,8 @@ from manyheads.cli.parser import Commands, Parser
 
 _ABOUT = """\
 Take the representation that a finished run has learned, freeze it, and let new workers with a fresh split of the data
-train heads of their own on it. Of nets without a head of their own the last layer is relearned. The result is a run
-like any other, with a round for each pass.
+train heads of their own on it. If the run's algorithm has no personal heads, the last layer is trained anew. The result
+is a run like any other, with a round for each pass.
 """
 
 _RUNTIME = ("out", "data_dir", "device", "engine", "threads", "eval_every", "checkpoint_every", "deterministic")

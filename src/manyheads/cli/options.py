@@ -100,13 +100,14 @@ def add_options(
         dest="source",
         type=Path,
         metavar="RUN",
-        help="begin with the options of another run: its directory or experiment.json; other options change them",
+        help="start from the options of another run (its directory or experiment.json); options given here override"
+        " them",
     )
     parser.add_argument(
         "--preset",
         default="recipe",
         metavar="{" + ",".join(PRESETS) + "}",
-        help="begin with the data set's recipe, each paper's own values, or those of the DePRL authors' code [recipe]",
+        help="start from the data set's recipe, each paper's own values, or those of the DePRL authors' code [recipe]",
     )
     group = parser
     for name, option in options_of(Experiment).items():
@@ -120,7 +121,9 @@ def add_options(
             _add(group, _merged(owners), _explained_by_algorithm(owners), several)
         except argparse.ArgumentError:
             who = ", ".join(owners)
-            raise UserError(f"{flag(name)} of {who} is one of the command line's own: call it otherwise.") from None
+            raise UserError(
+                f"{flag(name)} of {who} clashes with an option of the command line itself: rename it."
+            ) from None
     add_fields(parser, Runtime, runtime, title="where and how")
 
 
@@ -148,7 +151,7 @@ def _read(path: Path) -> Experiment:
             changes["weights"] = None
         return replace(experiment, **changes)
     except UnicodeDecodeError:
-        raise UserError(f"--from {path} is no text: give an experiment.json that manyheads wrote.") from None
+        raise UserError(f"--from {path} is not a text file: give an experiment.json that manyheads wrote.") from None
     except UserError as error:
         raise UserError(f"--from {path}: {error}") from None
 
@@ -239,7 +242,7 @@ def _merged(owners: Mapping[str, Option]) -> Option:
     for who, other in owners.items():
         if other.kind is not first.kind:
             kinds = f"{other.kind.__name__}, and {first.kind.__name__} with {next(iter(owners))}"
-            raise UserError(f"{first.flag} of {who} is {kinds}: make it the same, or call it otherwise.")
+            raise UserError(f"{first.flag} of {who} is {kinds}: give both the same type, or rename one.")
     words = dict.fromkeys(word for option in (first, *others) for word in option.choices)
     return replace(first, choices=tuple(words), open=any(option.open for option in (first, *others)))
 

@@ -18,12 +18,13 @@ _CHUNK = 128
 
 _ABOUT = """\
 Classify the samples x of an npz file with one worker's trained net. With labels y in the file, the accuracy is printed;
-with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one a line. After
+with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one per line. After
 --relabel, classes are numbered as the worker itself numbers them, and there is no accuracy.
 
-x is [samples, ...] as the net was trained. Bytes are taken as pixels and scaled and standardised as the run's own were;
-they are refused where it was trained on other numbers. All other numbers are taken as they are, standardised already:
-after 'from manyheads.data import load', load('cifar10').x_test holds samples as a net of that data set takes them.
+x is [samples, ...], shaped as in training. Bytes are taken as pixels, and scaled and standardised as the run's own
+were; they are refused if the net was not trained on bytes. All other numbers are used as they are, so standardise them
+first: after 'from manyheads.data import load', load('cifar10').x_test holds samples as a net of that data set takes
+them.
 """
 
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.store import Run
 
     if args.out is not None and args.out.suffix != ".npz":
-        raise UserError(f"--out {args.out}: the file is of the npz format: give a name ending in .npz.")
+        raise UserError(f"--out {args.out}: the file will be in npz format: give a name ending in .npz.")
     if args.out is not None and args.out.resolve() == args.data.resolve():
         raise UserError(f"--out {args.out} holds the samples: give another name.")
     run = Run.open(args.directory)
@@ -66,7 +67,8 @@ def run(args: argparse.Namespace) -> None:
     wanted = described["input_shape"]
     if list(x.shape[1:]) != wanted:
         raise UserError(
-            f"{args.data}: samples are {list(x.shape[1:])}, the net takes {wanted}: give x [samples, ...] so."
+            f"{args.data}: samples are {list(x.shape[1:])}, but the net takes {wanted}: give x [samples, ...] of"
+            " that shape."
         )
     inputs = _inputs(x, described, args.data)
     # What is going on is said on stderr: a script may read the classes.
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         probabilities = _predict(net, inputs, described["num_classes"])
     if not (sound := np.isfinite(probabilities).all(1)).all():
         raise UserError(
-            f"{args.data}: the net's answer to sample {sound.argmin()} is no number: give x like its train samples."
+            f"{args.data}: the net's answer to sample {sound.argmin()} is not a number: give x like its train samples."
         )
     classes, num_classes = probabilities.argmax(1), probabilities.shape[1]
     if y is not None and not ((y >= 0) & (y < num_classes)).all():
@@ -123,11 +125,13 @@ def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
         return x
     how = described["pixels"]
     if how is None:
-        raise UserError(f"{path}: x holds bytes, but the net was trained on other numbers: give x as floats like them.")
+        raise UserError(
+            f"{path}: x holds bytes, but the net was not trained on bytes: give x as floats like its train samples."
+        )
     pixels, highest = Pixels(**how), int(x.max())
     if highest > pixels.scale:
         raise UserError(
-            f"{path}: x goes up to {highest}, and the net's pixels from 0 to {pixels.scale}: give x in that range."
+            f"{path}: x goes up to {highest}, but the net's pixels go from 0 to {pixels.scale}: give x in that range."
         )
     return pixels.to_inputs_(x.float())
 
@@ -142,7 +146,7 @@ def _predict(net: "nn.Module", x: "Tensor", num_classes: int) -> "np.ndarray":
     if scores.ndim != 2 or scores.shape[1] < num_classes:
         # Trained by a loss of the user's, such as that of one logit for two classes.
         raise UserError(
-            f"the net gives {list(scores.shape[1:])} numbers a sample, not a score for each of {num_classes} classes: "
-            "use it in Python, with Run.open(...).model."
+            f"the net gives {list(scores.shape[1:])} numbers per sample, not a score for each of {num_classes}"
+            " classes: use it in Python, with Run.open(...).model."
         )
     return scores.softmax(1).numpy()

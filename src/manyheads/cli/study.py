@@ -25,8 +25,8 @@ examples:
   manyheads study all --budget-seconds 600 --no-checkpoints --archive records.zip
   manyheads study --import records.zip
 
-What a study needs of its runs is kept in OUT/records, without weights: runs that are recorded there are not run again,
-whichever study they were made for. A study that was stopped or killed is continued by the same command.
+What a study needs from its runs is kept in OUT/records, without weights: runs that are recorded there are not run
+again, whichever study they were made for. A study that was stopped or killed is continued by the same command.
 """
 
 _RUNTIME = ("data_dir", "device", "engine", "threads")
@@ -51,7 +51,7 @@ def _add_options(parser: Parser) -> None:
 
     options = options_of(Experiment)
     parser.add_argument("name", metavar="NAME", nargs="?", help="a study, or 'all': the most telling runs first")
-    parser.add_argument("--list", action="store_true", help="name the studies")
+    parser.add_argument("--list", action="store_true", help="list the studies")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would take")
     parser.add_argument("--quick", action="store_true", help="a small version on the digits")
     parser.add_argument("--report", action="store_true", help="only report on what is recorded")
@@ -59,19 +59,23 @@ def _add_options(parser: Parser) -> None:
     parser.add_argument(
         "--work", type=Path, default=_WORK, help=f"where runs keep their weights until they are recorded [{_WORK}]"
     )
-    parser.add_argument("--seeds", nargs="+", type=options["seed"].read, metavar="N", help="in place of the paper's")
-    parser.add_argument("--only", nargs="+", default=[], metavar="KEY=VALUE", help="as in algorithm=deprl,d-psgd")
+    parser.add_argument("--seeds", nargs="+", type=options["seed"].read, metavar="N", help="instead of the paper's")
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="KEY=VALUE", help="run only these, as in algorithm=deprl,d-psgd"
+    )
     parser.add_argument(
         "--precision",
         type=options["precision"].read,
         default="float32",
         metavar="{" + ",".join(options["precision"].choices) + "}",
-        help="Numbers of the training. [float32]",
+        help="Number format of the training. [float32]",
     )
-    parser.add_argument("--budget-seconds", type=number, metavar="X", help="leave runs that cannot end in time")
+    parser.add_argument("--budget-seconds", type=number, metavar="X", help="skip runs that would not end in time")
     parser.add_argument("--no-checkpoints", action="store_true", help="write no weights; a run that is stopped is lost")
     parser.add_argument("--archive", type=Path, metavar="FILE", help="also pack the records made now into a zip file")
-    parser.add_argument("--import", dest="archived", type=Path, metavar="FILE", help="take such records over")
+    parser.add_argument(
+        "--import", dest="archived", type=Path, metavar="FILE", help="add the records of such a file to OUT"
+    )
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     add_fields(parser, Runtime, _RUNTIME, title="where and how")
 
@@ -92,7 +96,7 @@ def run(args: argparse.Namespace) -> None:
     if args.name is None or args.list:
         return
     if args.budget_seconds is not None and not args.budget_seconds > 0:
-        raise UserError(f"--budget-seconds {args.budget_seconds:g} is no time to run in: give seconds, above 0.")
+        raise UserError(f"--budget-seconds {args.budget_seconds:g} is not positive: give seconds above 0.")
     size, trials = _asked(args)
     if args.dry_run:
         print(_plan(trials, Records(folder), args))
@@ -136,7 +140,7 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
     said = f"{len(trials)} runs, {len(trials) - len(missing)} of them recorded."
     if not missing:
         return said
-    kind = "measured on runs alike" if whole.measured else "estimates"
+    kind = "measured on similar runs" if whole.measured else "estimates"
     sums = f"{human_seconds(whole.seconds)} in all, {human_bytes(whole.bytes)} at most ({kind})"
     return f"{table([('run', 'rounds', 'time', 'memory')], body)}\n\n{said} The others on {device}: {sums}."
 
@@ -155,7 +159,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     runtime, records = _runtime(args), Records(folder)
     missing = records.missing(trials)
     if not args.quiet:
-        print(f"{args.name}: {len(missing)} of {len(trials)} runs are to be made", flush=True)
+        print(f"{args.name}: {len(missing)} of {len(trials)} runs are still to be made", flush=True)
     missing = _with_data(missing, runtime.data_dir, strict=args.name != NAME)
     # A command that goes on where it stopped packs what it had made before, too.
     made = [trial for trial in trials if trial not in missing and records.have(trial)]
@@ -174,7 +178,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     with closing(runner.run(missing, args.budget_seconds)) as news:
         errors = follow(news, shown, args.name, quiet=args.quiet)
     if left := sum(not records.have(trial) for trial in missing) - len(errors):
-        print(f"{left} runs are left: the same command makes them, given the time.", flush=True)
+        print(f"{left} runs are left: the same command makes them when given more time.", flush=True)
     return {name: news.error for name, news in errors.items()}
 
 

@@ -52,7 +52,7 @@ def summary_table(values: Mapping[str, Any]) -> str:
     if max(map(len, text.splitlines())) > columns():
         text = facts((" ".join(title).strip(), value) for title, value in cells.items())
     if _nobody_tested(values):
-        text += "\n\nNobody here has test samples: there is no score."
+        text += "\n\nNo worker here has test samples, so there is no score."
     elif left_out := _left_out(values):
         text += f"\n\n{left_out} of these means: no test samples, or away."
     return text

@@ -31,7 +31,7 @@ def add(commands: Commands) -> None:
         "train",
         help="train one algorithm",
         usage="manyheads train ALGORITHM [options]",
-        description="Train one algorithm, from where the run directory stops.",
+        description="Train one algorithm, continuing where the run directory stopped.",
         epilog=_EXAMPLES,
         fill=_add_options,
         run=run,
