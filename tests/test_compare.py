@@ -61,7 +61,7 @@ def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNames
 
 
 def test_what_does_not_go_together_shows_before_anything_is_run(lab: SimpleNamespace) -> None:
-    with pytest.raises(UserError, match="the head is the whole net, and deprl would share nothing"):
+    with pytest.raises(UserError, match="the head is the whole net, so deprl would share nothing"):
         distinct([lab.tiny(REGISTRY[name](), head="fc1") for name in ("d-psgd", "deprl")], ONE)
 
 

@@ -1,4 +1,4 @@
-"""Errors a user can mend, in one line."""
+"""Errors a user can fix, in one line."""
 
 import pytest
 import torch

@@ -51,7 +51,10 @@ from manyheads.recipes import RECIPES
         ({"algorithm": DePRL}, "give one such as DePRL()"),
         ({"algorithm": DePRL(head_epochs=-1)}, "--head-epochs -1"),
         ({"algorithm": DePRL(head_epochs=5, head_steps=2)}, "--head-epochs and --head-steps exclude each other"),
-        ({"graph": "links:0-1=0.5", "weights": "lazy"}, "--weights lazy beside a --graph whose links have weights"),
+        (
+            {"graph": "links:0-1=0.5", "weights": "lazy"},
+            "--weights lazy does not go with a --graph whose links have weights",
+        ),
         ({"algorithm": DPSGD(epochs=1, steps=1)}, "--epochs and --steps exclude each other"),
         ({"algorithm": Ditto(lam=-1.0)}, "--lam -1.0"),
         ({"algorithm": DPSGD(steps=0)}, "--steps 0 would train nothing: give more."),
@@ -197,7 +200,7 @@ def test_the_options_of_an_algorithm_of_ones_own_may_be_no_json(lab, what):
 @pytest.mark.parametrize("what", [object(), Lock()])
 def test_options_that_tell_nothing_are_refused_before_the_first_round(lab, what):
     with pytest.raises(
-        UserError, match=r"cannot be told from others by its object|to describe the options of given fails"
+        UserError, match=r"runs cannot be told apart by an object of type object|to describe the options of given fails"
     ):
         lab.opened(lab.tiny(Given(what=what)))
 
@@ -206,7 +209,7 @@ def test_an_algorithm_of_ones_own_has_a_name_of_its_own():
     class Variant(DePRL):
         pass
 
-    with pytest.raises(UserError, match="Variant is called 'deprl', as another algorithm is"):
+    with pytest.raises(UserError, match="Variant has the name of another algorithm, 'deprl'"):
         Experiment(algorithm=Variant())
 
 
@@ -319,7 +322,7 @@ def test_passes_that_are_not_all_the_work_may_be_none():
 
 def test_names_that_are_no_text_are_refused():
     """As a shell gives bytes that are no UTF-8."""
-    with pytest.raises(UserError, match=r"^--out 'runs/\\udcff' is no text in UTF-8: give another name\.$"):
+    with pytest.raises(UserError, match=r"^--out 'runs/\\udcff' is not valid UTF-8: give another name\.$"):
         Runtime(out=Path("runs/\udcff"))
     with pytest.raises(UserError, match=r"^--data "):
         Experiment(data="\udcff.npz")

@@ -167,7 +167,9 @@ def test_data_that_have_changed_under_their_name(lab: SimpleNamespace, tmp_path:
     list(train(Experiment(data="mobiact", model="mlp:4", workers=2, rounds=1), runtime))
     assert open_join(Run.open(tmp_path / "run"), NewWorkers(workers=2), runtime)
     np.savez(tmp_path / "mobiact6.npz", x=x + np.arange(900), y=y)
-    with pytest.raises(UserError, match=r"was trained on other data than mobiact holds now: put them back, or give"):
+    with pytest.raises(
+        UserError, match=r"was not trained on the data that mobiact holds now: put the old data back, or give"
+    ):
         open_join(Run.open(tmp_path / "run"), NewWorkers(workers=2), runtime)
     assert open_join(Run.open(tmp_path / "run", data=before), NewWorkers(workers=2), runtime), "data given in Python"
 
@@ -185,7 +187,7 @@ def test_a_newcomer_with_a_data_set_joins_workers_who_brought_their_own(lab: Sim
     theirs = replace(lab.blobs(), user_train=None, user_test=None)
     session = open_join(source, NewWorkers(data=theirs, workers=1), lab.cpu)
     assert session.everyone.train.sizes == (len(theirs.x_train),)
-    with pytest.raises(UserError, match=r"does not say which of its samples are whose: give --workers 1, who has them"):
+    with pytest.raises(UserError, match=r"does not say whose its samples are: give --workers 1, who has them"):
         open_join(source, NewWorkers(data=theirs, workers=3), lab.cpu)
     for data, split in ((theirs, "iid"), (lab.blobs(), None)):
         assert open_join(source, NewWorkers(data=data, split=split, workers=3), lab.cpu).experiment.workers == 3
@@ -213,7 +215,9 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
     source = _trained(lab, tmp_path / "run")
     wide = lab.blobs()
     wide = replace(wide, x_train=wide.x_train.repeat(1, 2), x_test=wide.x_test.repeat(1, 2))
-    with pytest.raises(UserError, match=r"samples are \[12\], the nets of .* take \[6\]: give --data like that"):
+    with pytest.raises(
+        UserError, match=r"samples are \[12\], but the nets of .* take \[6\]: give --data of that shape"
+    ):
         open_join(source, NewWorkers(data=wide, workers=5), lab.cpu)
     for head, message in (("all", "has learned no representation"), ("none", "have no head")):
         with pytest.raises(UserError, match=message):
@@ -224,7 +228,7 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
         steps.close()  # pyright: ignore[reportAttributeAccessIssue]
         with pytest.raises(UserError, match="is not finished"):
             open_join(Run.open(tmp_path / folder, data=lab.blobs()), NewWorkers(), lab.cpu)
-    with pytest.raises(UserError, match=r"str is no Run: give manyheads\.Run\.open\(path\)"):
+    with pytest.raises(UserError, match=r"str is not a Run: give manyheads\.Run\.open\(path\)"):
         next(join(str(tmp_path / "run")))  # pyright: ignore[reportArgumentType]
 
 
@@ -264,7 +268,7 @@ def test_layers_that_are_not_trained_are_the_runs(lab: SimpleNamespace, tmp_path
     ]
     assert last.record is not None and last.record.accuracy_mean == pytest.approx(torch.stack(scores).mean().item())
     trained = Run.open(tmp_path / "run", data=experiment.data, model=lambda: held().requires_grad_(True))
-    with pytest.raises(UserError, match="requires_grad=False does not fit this model and data"):
+    with pytest.raises(UserError, match="requires_grad=False do not fit this model and data"):
         open_join(trained, NewWorkers(workers=3), lab.cpu)
 
 

@@ -50,7 +50,9 @@ def test_a_misspelt_graph_is_told_also_where_none_is_used(lab, algorithm):
 
 
 def test_who_counts_neighbours_alike_takes_no_weights(lab):
-    with pytest.raises(UserError, match="dispfl counts neighbours alike: name the links of --graph without weights"):
+    with pytest.raises(
+        UserError, match="dispfl weighs all neighbours alike: give the links of --graph without weights"
+    ):
         complete(lab.tiny(DisPFL(), graph="links:0-1=0.5"))
 
 
@@ -86,7 +88,7 @@ def test_workers_keep_the_samples_they_bring():
 def test_a_file_for_each_worker_says_who_holds_what():
     experiment = Experiment(data="site-{worker}.npz")
     assert resolve(experiment, (6,)).split == resolve(replace(experiment, split="natural"), (6,)).split == "natural"
-    with pytest.raises(UserError, match="--split iid with a file for each worker: leave it out"):
+    with pytest.raises(UserError, match=r"--split iid does not go with a file for each worker, .* leave it out"):
         resolve(replace(experiment, split="iid"), (6,))
 
 
@@ -148,16 +150,16 @@ def test_labels_that_count_from_one_are_noted(lab, classes):
     from_one = classes == "train and test"
     data = from_arrays(x, y, x, y if from_one else y - 1, num_classes=3)
     experiment = complete(lab.tiny(DePRL(), data=data, split="iid"))
-    noted = [note for note in deal(experiment, data).notes if note.startswith("no sample is of class 0: where labels")]
+    noted = [note for note in deal(experiment, data).notes if note.startswith("no sample is of class 0: if labels")]
     assert len(noted) == from_one
 
 
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ([0, 1, 5], "class 2 and 2 more: where labels have gaps, number them by numpy.unique"),
-        ([0, 2], "class 1: where labels have gaps"),
-        ([1, 3], "class 0 and 1 more: where labels have gaps"),
+        ([0, 1, 5], "class 2 and 2 more: if labels have gaps, renumber them with numpy.unique"),
+        ([0, 2], "class 1: if labels have gaps"),
+        ([1, 3], "class 0 and 1 more: if labels have gaps"),
         ([0, 1], None),
     ],
 )

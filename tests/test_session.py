@@ -110,9 +110,9 @@ def test_samples_of_no_numbers_are_refused(lab):
 
 
 def test_experiment_and_runtime_are_told_apart(lab):
-    with pytest.raises(UserError, match=r"Runtime is no Experiment: give manyheads\.Experiment"):
+    with pytest.raises(UserError, match=r"expected Experiment, not Runtime: give manyheads\.Experiment"):
         next(train(Runtime()))  # pyright: ignore[reportArgumentType]
-    with pytest.raises(UserError, match=r"str is no Runtime: give manyheads\.Runtime"):
+    with pytest.raises(UserError, match=r"expected Runtime, not str: give manyheads\.Runtime"):
         next(train(lab.tiny(DePRL()), "runs/mine"))  # pyright: ignore[reportArgumentType]
 
 

@@ -53,7 +53,7 @@ def settle(owner: Any) -> None:
         if isinstance(value, np.generic):
             value = value.item()
         if isinstance(value, (int, float)) and not abs(value) <= float_info.max:
-            raise UserError(f"{flag(name)} {value} is no number to compute with: give another.")
+            raise UserError(f"{flag(name)} {value} is not finite, or too large: give another number.")
         if isinstance(value, str) and Path in kind.types and str not in kind.types:
             value = Path(value)
         elif isinstance(value, PathLike) and str in kind.types:
@@ -71,7 +71,7 @@ def _check_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{flag(name)} {text!a} is no text in UTF-8: give another name.") from None
+        raise UserError(f"{flag(name)} {text!a} is not valid UTF-8: give another name.") from None
 
 
 @dataclass(frozen=True)

@@ -11,15 +11,15 @@ _NOT_THE_USERS = {"manyheads", "torch", "triton", "numpy", "networkx", "safetens
 
 
 class UserError(ValueError):
-    """A mistake the user can mend. Its message is one line; the command line prints it and exits with 2."""
+    """A mistake the user can fix. Its message is one line; the command line prints it and exits with 2."""
 
 
 class Diverged(UserError):
-    """A loss became no number: with these rates the run cannot go on."""
+    """A loss is not a number any more: with these rates the run cannot go on."""
 
 
 class Passing(UserError):
-    """One that may have passed when the same command is started again: somebody or something is not there just now."""
+    """One that may be gone when the same command is started again: somebody or something is missing just now."""
 
 
 @contextmanager

@@ -35,27 +35,27 @@ _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 1e8
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything that decides a run's numbers. None means: as the data set's recipe says."""
+    """Everything that decides a run's numbers. None means: take the value from the data set's recipe."""
 
     algorithm: Algorithm = field(default_factory=DePRL)
     data: str | Dataset = "digits"
-    """Data set: a name (with :raw after it: inputs not standardised), or the path of your own arrays (npz)."""
+    """Data set: a name (add :raw for inputs that are not standardised), or the path of your own arrays (npz)."""
     model: str | nn.Module | Callable[..., nn.Module] | None = None
     """Net: a name, or package.module:factory."""
     head: str | None = None
     """Name of the module the head begins with; 'all' or 'none'. Default: the last layer."""
     norm: Norm = "shared"
-    """BatchNorm: statistics shared with the representation, kept local, or GroupNorm in its place."""
+    """BatchNorm: statistics shared with the representation, kept local, or replaced by GroupNorm."""
     workers: int = 16
     """Number of workers."""
     split: str | None = None
-    """Who holds what: dirichlet:A, iid, shards:K or natural. Default: dirichlet:0.3 (natural of data by worker)."""
+    """Who holds what: dirichlet:A, iid, shards:K or natural. Default: dirichlet:0.3 (natural for data by worker)."""
     test_split: TestSplit = "shared"
     """Test shards: disjoint in the train split's proportions, overlapping, or the whole test pool reweighted."""
     relabel: bool = False
     """Every worker names the classes in its own order."""
     validation: float = 0.1
-    """Part of each train shard held out for validation."""
+    """Fraction of each train shard held out for validation."""
     graph: str = "ring"
     """ring, random:P, full, torus, exponential, regular:D, star, one-peer-exponential, in-neighbours:K, links:I-J..."""
     weights: Literal["metropolis", "uniform", "max-degree", "lazy"] | None = None
@@ -75,7 +75,7 @@ class Experiment:
     lr: float | None = None
     """Rate of the representation and of whole models."""
     head_lr: float | None = None
-    """Rate of heads trained by themselves, those of workers that join a run among them."""
+    """Rate of heads trained by themselves, including those of workers that join a run."""
     momentum: float | None = None
     """Momentum, reset in every phase."""
     weight_decay: float | None = None
@@ -83,17 +83,17 @@ class Experiment:
     clip: float | None = None
     """Largest gradient norm; 0 turns clipping off."""
     decay: float | None = None
-    """Factor on the rates after each round."""
+    """Factor that the rates are multiplied by after each round."""
     schedule: Schedule = "decay"
     """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
     precision: PrecisionName | None = None
-    """Numbers of the training; samples are kept in float32. Default: tf32 on a GPU, else float32."""
+    """Number format of the training; samples stay in float32. Default: tf32 on a GPU, else float32."""
     step_seconds: float | None = None
-    """Simulated seconds of a worker's mini-batch. Default: the net's on one core (manyheads inspect speed)."""
+    """Simulated seconds per mini-batch of a worker. Default: what one core takes (manyheads inspect speed)."""
     link_latency: float = 0.01
     """Simulated seconds that every message takes, however short."""
     link_bandwidth: float = 12.5e6
-    """Simulated bytes a second on a worker's link, and on the server's."""
+    """Simulated bytes per second on a worker's link, and on the server's."""
     loss: Loss | None = None
     metric: Loss | None = None
     transform: Transform | None = None
@@ -112,7 +112,9 @@ class Experiment:
         if self.workers < 2 and self.algorithm.exchange != "none":
             raise UserError("--workers 1: a run needs at least 2 workers, who learn from each other.")
         if self.weights is not None and is_graph(self.graph) and parse_graph(self.graph).weighted:
-            raise UserError(f"--weights {self.weights} beside a --graph whose links have weights: leave one out.")
+            raise UserError(
+                f"--weights {self.weights} does not go with a --graph whose links have weights: leave one out."
+            )
         for name in ("momentum", "validation", "link_failure", "worker_failure"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < 1:
@@ -213,9 +215,9 @@ class Runtime:
     """Where and how a run is computed. None of it changes what is computed."""
 
     out: Path | None = None
-    """Run directory. Default: runs/DATA-ALGORITHM-ID on the command line, nothing kept in Python."""
+    """Run directory. Default: runs/DATA-ALGORITHM-ID on the command line; in Python nothing is kept."""
     resume: bool = False
-    """Insist that the run directory is there already."""
+    """Require that the run directory already exists."""
     data_dir: Path | None = None
     """Folder of the data sets."""
     device: str = "auto"
@@ -229,13 +231,13 @@ class Runtime:
     theory_every: int = 0
     """Measure the terms of the paper's M(k) every so many rounds, and at the end; 0: never."""
     checkpoint_every: int | None = None
-    """Rounds between checkpoints; default: as often as 5 % of the time allows."""
+    """Rounds between checkpoints; default: as often as fits into 5 % of the time."""
     deterministic: bool = False
     """Bit-exact kernels on a GPU."""
     timeout: float = 60.0
-    """Seconds that one process of several waits for another."""
+    """With several processes: seconds that one waits for another."""
     site_timeout: float = 3600.0
-    """Seconds that sites go on without one of them."""
+    """Seconds that the other sites go on while one is away."""
 
     def __post_init__(self) -> None:
         settle(self)
@@ -243,7 +245,7 @@ class Runtime:
         positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
         if not _SHORTEST_WAIT <= self.timeout <= _LONGEST_WAIT:
             bounds = f"{_SHORTEST_WAIT:g} to {_LONGEST_WAIT:g} seconds"
-            raise UserError(f"--timeout {self.timeout:g} is more or less than can be waited for: give {bounds}.")
+            raise UserError(f"--timeout {self.timeout:g} is out of range: give {bounds}.")
 
 
 def option_defaults(algorithm: type[Algorithm]) -> dict[str, Any]:
@@ -261,14 +263,12 @@ def flat(description: Mapping[str, Any]) -> dict[str, Any]:
 def check_algorithm(algorithm: Algorithm) -> None:
     """Refuse an algorithm whose class or options make no sense."""
     if not isinstance(algorithm, Algorithm):
-        raise UserError(f"algorithm {shown(algorithm)} is no algorithm with its options: give one such as DePRL().")
+        raise UserError(f"algorithm {shown(algorithm)} is not an algorithm object: give one such as DePRL().")
     check_class(algorithm, taken={spec.name for owner in (Experiment, Runtime) for spec in fields(owner)})
     kind = type(algorithm)
     if REGISTRY.get(algorithm.name, kind) is not kind:
         # Or its runs would pass for those of the other.
-        raise UserError(
-            f"{kind.__name__} is called '{algorithm.name}', as another algorithm is: give it a name of its own."
-        )
+        raise UserError(f"{kind.__name__} has the name of another algorithm, '{algorithm.name}': give it its own.")
     # Once more for one of the user's whose __post_init__ leaves that out.
     settle(algorithm)
     values, defaults = {name: getattr(algorithm, name) for name in wanted(kind)}, option_defaults(kind)
@@ -296,7 +296,7 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
     if given is not None:
         check_algorithm(given)
         if given.name != name:
-            raise UserError(f"this is an experiment of '{name}', not of '{given.name}': give that algorithm.")
+            raise UserError(f"this is an experiment with '{name}', not with '{given.name}': give that algorithm.")
         kind, as_text = type(given), json.loads(json.dumps(_described_options(given)))
         # What a text does not tell apart, such as a tuple and a list, stays as it is given.
         options |= {same: getattr(given, same) for same in as_text.keys() & options if as_text[same] == options[same]}
@@ -310,7 +310,7 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
         try:
             kind = get_algorithm(name)
         except UserError as error:
-            raise UserError(f"{error} One of your own is given in Python, as Run.open(path, algorithm=...).") from None
+            raise UserError(f"{error} Give one of your own in Python, as Run.open(path, algorithm=...).") from None
     known = wanted(kind)
     for name in options:
         if name not in known:

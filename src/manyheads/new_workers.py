@@ -37,7 +37,7 @@ class NewWorkers:
     split: str | None = None
     """Who holds what: dirichlet:A, iid, shards:K or natural. Default: as in the run."""
     seed: int | None = None
-    """Seed of the new workers; they differ from a run's with the same one. Default: the run's."""
+    """Seed of the new workers, who differ from a run's even with the same seed. Default: the run's."""
     representation: Literal["own", "mean"] = "own"
     """Whether worker i takes the representation of the run's worker i mod N, or the mean of all."""
     head_epochs: int = 10
@@ -60,7 +60,7 @@ def join(run: Run, new: NewWorkers | None = None, runtime: Runtime | None = None
 def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     """A session in which new workers train heads on what a finished run has learned, one pass a round."""
     if not isinstance(run, Run):
-        raise UserError(f"{type(run).__name__} is no Run: give manyheads.Run.open(path).")
+        raise UserError(f"{type(run).__name__} is not a Run: give manyheads.Run.open(path).")
     if new.data is not None:
         # Who brings data need not have the run's, which may be arrays that only Python can give.
         run = run.given(data=new.data)
@@ -71,21 +71,24 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     leaves = select({**learned.params, **learned.buffers}, REPRESENTATION)
     constants = run.constants()
     if not select({**learned.params, **constants}, REPRESENTATION):
-        raise UserError(f"{run.path} has learned no representation, as its head is all of the net: give another run.")
+        raise UserError(f"{run.path} has learned no representation, since its head is the whole net: give another run.")
     # Of files for a worker each there may be others, and more, than the run has had.
     same = new.data is None and may_change(source.data) and not is_per_worker(source.data)
     if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
-        raise UserError(f"{run.path} was trained on {source.data}, which is not to be found from here: give --data.")
+        raise UserError(f"{run.path} was trained on {source.data}, which cannot be found from here: give --data.")
     _check_split(source, new, runtime)
     session = open_session(_experiment(source, {**leaves, **constants}, new), runtime, constants=constants)
     if same and is_other_data(run.path / PARTITION, session.everyone.content):
         raise UserError(
-            f"{run.path} was trained on other data than {source.data} holds now: put them back, or give --data."
+            f"{run.path} was not trained on the data that {source.data} holds now: put the old data back, or give"
+            " --data."
         )
     taken, given = (tuple(run.describe_model()["input_shape"]), session.everyone.input_shape)
     if given != taken:
         # A net that flattens its input would take others as well, and make nonsense of them.
-        raise UserError(f"samples are {list(given)}, the nets of {run.path} take {list(taken)}: give --data like that.")
+        raise UserError(
+            f"samples are {list(given)}, but the nets of {run.path} take {list(taken)}: give --data of that shape."
+        )
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
     trained = f"{learned.round} {plural('round', learned.round)}"
@@ -112,8 +115,8 @@ def _check_split(source: Experiment, new: NewWorkers, runtime: Runtime) -> None:
     data = new.data if isinstance(new.data, Dataset) else load(new.data, runtime.data_dir)
     if data.user_train is None:
         raise UserError(
-            f"the run's workers have samples of their own (--split natural), and {data.name} does not say which of its"
-            f" samples are whose: give --workers 1, who has them all, or deal them to {new.workers} by --split iid."
+            f"the run's workers have samples of their own (--split natural), but {data.name} does not say whose its"
+            f" samples are: give --workers 1, who has them all, or deal them to {new.workers} with --split iid."
         )
 
 

@@ -31,7 +31,10 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     graph = parse_graph(experiment.graph).spec if is_graph(experiment.graph) else experiment.graph
     changes: dict[str, Any] = {"graph": graph, **exchange(experiment)}
     if is_per_worker(name) and experiment.split not in (None, "natural"):
-        raise UserError(f"--split {experiment.split} with a file for each worker: leave it out, each keeps its own.")
+        raise UserError(
+            f"--split {experiment.split} does not go with a file for each worker, who keeps its own samples: leave"
+            " it out."
+        )
     if device is not None:
         changes["precision"] = _precision(experiment, device)
     recipe = recipe_for(name, input_shape)
@@ -80,10 +83,10 @@ def _missing_classes(labels: Tensor) -> tuple[str, ...]:
     if not missing:
         return ()
     if missing == [0]:
-        return ("no sample is of class 0: where labels count from 1, take 1 off, or the net learns a class too many",)
+        return ("no sample is of class 0: if labels count from 1, subtract 1, or the net learns one class too many",)
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-    cure = "number them by numpy.unique(y, return_inverse=True)[1], or the net learns classes that nobody has"
-    return (f"no sample is of class {missing[0]}{more}: where labels have gaps, {cure}",)
+    cure = "renumber them with numpy.unique(y, return_inverse=True)[1], or the net learns classes that nobody has"
+    return (f"no sample is of class {missing[0]}{more}: if labels have gaps, {cure}",)
 
 
 def connect(experiment: Experiment) -> Mixing:
@@ -111,10 +114,10 @@ def exchange(experiment: Experiment) -> dict[str, Any]:
     if algorithm.exchange != "graph":
         return {"graph": algorithm.exchange, "weights": None, "redraw": False, "link_failure": 0.0}
     if not is_graph(graph):
-        raise UserError(f"--graph {graph} is no graph, and {algorithm.name} needs one: give ring, random:P, ...")
+        raise UserError(f"--graph {graph} is not a graph, but {algorithm.name} needs one: give ring, random:P, ...")
     if parse_graph(graph).weighted:
         if algorithm.row_stochastic:
-            raise UserError(f"{algorithm.name} counts neighbours alike: name the links of --graph without weights.")
+            raise UserError(f"{algorithm.name} weighs all neighbours alike: give the links of --graph without weights.")
         return {"weights": None}
     return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
 

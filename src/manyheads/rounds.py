@@ -32,7 +32,7 @@ class Step:
 
 
 def train(experiment: Experiment, runtime: Runtime | None = None) -> Generator[Record, None, None]:
-    """Train, yielding a Record for every evaluated round; closed earlier, it stops and releases the directory.
+    """Train, yielding a Record for every evaluated round; closing it stops the run and releases the directory.
 
     Prints nothing: what there is to say about the run at its start goes to the logger ``manyheads``.
 

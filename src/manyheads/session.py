@@ -119,7 +119,9 @@ def open_session(
     """
     for given, wanted in ((experiment, Experiment), (runtime, Runtime)):
         if not isinstance(given, wanted):
-            raise UserError(f"{type(given).__name__} is no {wanted.__name__}: give manyheads.{wanted.__name__}(...).")
+            raise UserError(
+                f"expected {wanted.__name__}, not {type(given).__name__}: give manyheads.{wanted.__name__}(...)."
+            )
     device = _start(runtime)
     processes = join(runtime.timeout, device)
     # The processes of a host share its cores.
@@ -155,7 +157,7 @@ def open_session(
     check_theory(runtime, ctx)
     notes += _remarks(experiment, model, in_sites=sites is not None)
     if device.type == "cuda" and not runtime.deterministic:
-        notes.append("A GPU repeats these numbers to rounding, not to the bit: --deterministic does.")
+        notes.append("A GPU repeats these numbers up to rounding, not bit for bit; --deterministic does.")
     floor = None
     # It says something about accuracies alone.
     if experiment.metric is None and federation.num_classes is not None:
