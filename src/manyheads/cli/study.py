@@ -178,7 +178,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     with closing(runner.run(missing, args.budget_seconds)) as news:
         errors = follow(news, shown, args.name, quiet=args.quiet)
     if left := sum(not records.have(trial) for trial in missing) - len(errors):
-        print(f"{left} runs are left: the same command makes them when given more time.", flush=True)
+        print(f"{left} {plural('run', left)} left: the same command makes the rest when given more time.", flush=True)
     return {name: news.error for name, news in errors.items()}
 
 

@@ -23,7 +23,8 @@ _LOSS = Axis("train loss", lambda value: f"{value:.3f}")
 
 def _loss(results: Results, report: Report) -> None:
     report.parts.append(
-        "DePRL's train loss: each worker's over all its samples after a round's local training, mean over workers."
+        "DePRL's train loss: the loss of each worker over all its samples after the round's local training, mean "
+        "over workers."
     )
     for data in results.values("data"):
         lines = [
@@ -51,8 +52,8 @@ def _tau_grid(size: Size) -> list[Trial]:
 
 def _tau(results: Results, report: Report) -> None:
     report.parts.append(
-        "D-PSGD and DisPFL train whole models for one pass more than the others train their heads: as many passes in "
-        "all."
+        "D-PSGD and DisPFL train whole models for one pass more than the others train their heads, so all methods "
+        "make the same number of passes."
     )
     _accuracy_by("tau", "head epochs", results, report)
 
@@ -70,7 +71,7 @@ def _workers_grid(size: Size) -> list[Trial]:
 
 def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None:
     report.parts.append(
-        "A line in a picture goes through the seeds that all its points have, so that it may differ from the table."
+        "A line in a picture uses only the seeds that all its points share, so it may differ from the table."
     )
     numbers: list[list[Any]] = []
     for data in results.values("data"):

@@ -143,10 +143,11 @@ def _grid(size: Size) -> list[Trial]:
 
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
-        "Accuracy in percent and how far a reading moves it from the one used everywhere else, *as read*; the paper's "
-        "number for comparison. Readings are compared over the seeds that they share; one without a line was not run. "
-        "*Floor*: what naming each worker's most frequent class scores in the runs of a reading. *Mix before training* "
-        "ends a round with the models that *scored before mixing* counts: the two differ by what a GPU's rounding does."
+        "Accuracy in percent, and by how much each reading moves it from *as read*, the reading used everywhere "
+        "else; the paper's number for comparison. Readings are compared over the seeds they share; readings without "
+        "a line were not run. *Floor*: the score of always naming each worker's most frequent class in that "
+        "reading's runs. *Mix before training* ends a round with the same models that *scored before mixing* "
+        "evaluates; the two differ only by rounding on the GPU."
     )
     paper = {(c.data, c.dirichlet, c.graph, c.algorithm): c.accuracy for c in (*accuracies(1), *accuracies(3))}
     numbers = []

@@ -30,8 +30,8 @@ def _grid(size: Size) -> list[Trial]:
 
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
-        "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. Solid: the paper's rate, which falls by 4 % a round. Dashed: "
-        "the same first rate, kept."
+        "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. Solid: the paper's rate, which falls by 4 % per round. Dashed: "
+        "the same initial rate, kept constant."
     )
     rows = []
     for data in results.values("data"):

@@ -8,7 +8,9 @@ from importlib import resources
 DATA = {"harbox": "mobiact"}
 """Data sets that cannot be had, and what takes their place."""
 
-STAND_IN = "`mobiact` stands in HARBox's place (other people, phones and activities): its rows are no reproduction."
+STAND_IN = (
+    "`mobiact` replaces HARBox (different people, phones and activities), so its rows do not reproduce the paper's."
+)
 
 _TITLES = {
     "cifar10": "CIFAR-10, VGG-11",

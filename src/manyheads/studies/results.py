@@ -103,7 +103,9 @@ class Results:
             seconds = sum(number(run.summary.get("seconds")) or 0.0 for run in runs)
             said.append(f"Computed on {'; '.join(machines)}: {human_seconds(seconds)} in all.")
             if deviations:
-                said.append("± is the deviation over seeds, with their number in brackets; without it there is one.")
+                said.append(
+                    "± is the deviation over seeds, with their number in brackets; cells without it have one seed."
+                )
         if any(trial.data in DATA.values() for trial in self.trials):
             said.append(STAND_IN)
         return " ".join(said)

@@ -52,12 +52,13 @@ def ladder(size: Size, algorithms: Sequence[str] = ALGORITHMS) -> list[Trial]:
 
 def _table5(results: Results, report: Report) -> None:
     report.parts.append(
-        "Ours, and the paper's below. Times are simulated seconds: what the run would take with a machine for every "
-        "worker. *Convergence time*: until accuracy stays within a point of its last value. *Time to accuracy*: until "
-        "it first reaches 35 % (CIFAR-100) or 60 % (sensor data), which says nothing where the *floor*, what naming "
-        "each worker's most frequent class scores, is higher. The paper names neither graph nor heterogeneity for this "
-        "table: a ring, as wherever it compares with a server, and Dirichlet 0.3. A line in the picture goes through "
-        "the seeds that all its points have, so that it may differ from the table."
+        "Our numbers, with the paper's below. Times are simulated seconds: the time the run would take with one "
+        "machine per worker. *Convergence time*: until accuracy stays within a point of its last value. *Time to "
+        "accuracy*: until it first reaches 35 % (CIFAR-100) or 60 % (sensor data), which means nothing where the "
+        "*floor*, the score of always naming each worker's most frequent class, is higher. The paper names neither "
+        "graph nor heterogeneity for this table; we take a ring, as it does wherever it compares with a server, and "
+        "Dirichlet 0.3. A line in the picture uses only the seeds that all its points share, so it may differ "
+        "from the table."
     )
     paper = {(cell.data, cell.workers, cell.algorithm): cell for cell in speeds()}
     rows, numbers = [], []
@@ -131,9 +132,9 @@ def _speedup(results: Results, report: Report) -> None:
     report.parts.append(
         f"DePRL on a ring: in each round {batches} mini-batches of every worker move its representation and twice as "
         "many its head, whatever the number of workers; constant rates without momentum. *Target*: the lowest value "
-        "that all numbers of workers come to, in the mean over the seeds they share; a measure that some of them never "
-        "bring below its first value has none. "
-        "*Linear*: the rounds of 4 workers, divided."
+        "that every number of workers reaches, in the mean over the seeds they share; a measure that some never "
+        "bring below its first value has no target. *Linear*: the rounds of 4 workers, divided by the factor in "
+        "workers."
     )
     rows = []
     for data, (measure, meaning) in product(results.values("data"), _MEASURES.items()):

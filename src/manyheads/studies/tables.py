@@ -66,14 +66,16 @@ def _new_workers(place: _Place, seed: int, size: Size) -> Trial:
 def _report(table: int, results: Results, report: Report) -> None:
     paper = {_Place(cell.data, cell.dirichlet, cell.graph, cell.algorithm): cell for cell in accuracies(table)}
     asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
-    beside = "; below it the paper's number and how far ours is from it" if paper.keys() & asked else ""
+    beside = "; below it the paper's number and the difference" if paper.keys() & asked else ""
     report.parts.append(
         f"Each cell: accuracy in percent, the mean over workers and then over seeds{beside}. "
-        "**Bold**: our best of those run on that graph. *Floor*: what naming each worker's most frequent class scores. "
-        "Methods are compared over the seeds that both, or all, were run with."
+        "**Bold**: the best of our methods run on that graph. *Floor*: the score of always naming each worker's most "
+        "frequent class. Methods are compared over the seeds they share."
     )
     if table == 4:
-        report.parts.append("New workers take what the server has: Ditto's is FedAvg's model, and so are its numbers.")
+        report.parts.append(
+            "New workers start from the server's model. Ditto's is FedAvg's, so the two have the same numbers."
+        )
     rows = list(dict.fromkeys((place.data, place.dirichlet) for place in asked))
     columns = list(dict.fromkeys((place.graph, place.algorithm) for place in asked))
     several = len({graph for graph, _ in columns}) > 1
@@ -175,12 +177,12 @@ def _compare_order(report: Report, runs: dict[_Place, list[Finished]], paper: di
                 others.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
     if not counts:
         return
-    report.parts.append("## Order of the methods\n\nPairs of methods on one graph, and who is ahead:")
+    report.parts.append("## Order of the methods\n\nPairs of methods on one graph, by which of the two is ahead:")
     orders = (_AGREES, _LEVEL, _DIFFERS)
     rows = [[data_title(data), *(str(found[order]) for order in orders)] for data, found in counts.items()]
     report.add_table(["data", *orders], rows)
     if others:
-        report.parts.append("\n".join(["Not in the paper's order:", "", *others]))
+        report.parts.append("\n".join(["Pairs in a different order from the paper's:", "", *others]))
 
 
 _TITLES = {
