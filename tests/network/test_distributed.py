@@ -23,11 +23,14 @@ from manyheads.data import Dataset
 from manyheads.data.arrays import from_workers
 from manyheads.experiment import Experiment, Runtime
 from manyheads.network.base import message_bytes
+from manyheads.network.distributed import Distributed
 from manyheads.network.placement import blocks
+from manyheads.network.processes import Processes
 from manyheads.randomness import torch_seed
 from manyheads.rounds import run
 from manyheads.session import Session, open_session
 from manyheads.store import Run
+from manyheads.topology import build_mixing
 from manyheads.tree import Params, group, nbytes, strip_prefix
 
 WORKERS, ROUNDS = 7, 3
@@ -257,6 +260,14 @@ def expected_bytes(name: str, folder: Path, count: int) -> Iterator[int]:
         crossing = {(worker, home[hearer]) for hearer, worker in zip(*np.nonzero(matrix), strict=True)}
         crossing = [worker for worker, process in crossing if home[worker] != process]
         yield sum(int(sizes[worker]) + nbytes(statistics) for worker in crossing)
+
+
+def test_of_nothing_nothing_is_sent() -> None:
+    """As of the representation of a net that is all head."""
+    alone = Processes(None, 0, 1, "start", 60, torch.device("cpu"))
+    network = Distributed(build_mixing("ring", WORKERS), frozenset(), alone, [range(WORKERS)])
+    assert network.mix({}, 0) == network.average({}, np.ones(WORKERS)) == {}
+    assert not network.traffic.sent.any()
 
 
 @pytest.mark.parametrize("count", COUNTS)
