@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from manyheads import saver
+from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.experiment import Experiment, Runtime
 from manyheads.jobs import News
 from manyheads.new_workers import NewWorkers
@@ -43,17 +45,37 @@ def test_runs_are_recorded_and_their_weights_removed(tmp_path: Path, checkpoints
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_with_and_without_weights_give_the_same_numbers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("new", [None, NewWorkers(workers=2, split="dirichlet:0.5", head_epochs=2)])
+def test_with_and_without_weights_give_the_same_numbers(tmp_path: Path, new: NewWorkers | None) -> None:
+    trial = _trial() if new is None else joined(_trial(), new)
     found, said = [], []
     for checkpoints in (True, False):
         runner = _runner(tmp_path / str(checkpoints), checkpoints=checkpoints)
-        list(runner.run([_trial()]))
-        run = runner.records.read(_trial())
+        list(runner.run([trial]))
+        run = runner.records.read(trial)
         assert run is not None
         found.append((run.summary["accuracy_mean"], run.summary["train_loss"], run.workers["accuracy"]))
         said.append(run.summary.keys())
     assert found[0] == found[1]
-    assert said[0] == said[1] >= {"similarity_data", "spectral_gap", "theorem_1", "root"}
+    assert said[0] == said[1] >= {"similarity_data", "root"} | ({"spectral_gap", "theorem_1"} if new is None else set())
+
+
+def test_without_checkpoints_only_the_weights_that_new_workers_need_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[tuple[str, int]] = []
+
+    def write(checkpoints: Checkpoints, snapshot: Snapshot) -> None:
+        written.append((checkpoints.run_id, snapshot.round))
+        write_rows(checkpoints, snapshot)
+
+    write_rows = Checkpoints.write_rows
+    monkeypatch.setattr(Checkpoints, "write_rows", write)
+    source = _trial(rounds=4)
+    # As if there were time for one in every round.
+    monkeypatch.setattr(saver, "_CHECKPOINT_SHARE", inf)
+    list(_runner(tmp_path, checkpoints=False).run([joined(source, NewWorkers(workers=2, head_epochs=2))]))
+    assert written == [(source.experiment.run_id, 4)]
 
 
 def test_a_stopped_run_goes_on(tmp_path: Path) -> None:

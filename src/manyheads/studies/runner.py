@@ -16,7 +16,7 @@ from manyheads.new_workers import open_join
 from manyheads.parts import pick_device
 from manyheads.rounds import run
 from manyheads.saver import about
-from manyheads.session import open_session
+from manyheads.session import Session, open_session
 from manyheads.store import Run, RunDirectory
 from manyheads.store.layout import PARTITION, SUMMARY
 from manyheads.studies.cost import Costs
@@ -86,12 +86,15 @@ class Runner:
         """One run and its end. ``weights``: others need them."""
         _free_memory(pick_device(self.runtime.device))
         runtime = trial.runtime(self.runtime)
+        if not self.checkpoints:
+            # The weights that others need are those of the end.
+            runtime = replace(runtime, checkpoint_every=trial.source.rounds)
         if trial.new is not None:
             yield from self._new_workers(trial, runtime)
         elif self.checkpoints or weights or trial.similarity:
             yield from self._with_weights(trial, runtime)
         else:
-            yield from self._without_weights(trial, runtime)
+            yield from self._without_weights(trial, open_session(trial.experiment, replace(runtime, out=None)))
 
     def _with_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
         """A run in a directory of its own, from where that stops."""
@@ -109,15 +112,18 @@ class Runner:
                 yield news
                 return
             yield replace(news, state="running")
-        session = open_join(Run.open(self.path(source)), trial.new, replace(runtime, out=self.path(trial)))
+        out = self.path(trial) if self.checkpoints else None
+        session = open_join(Run.open(self.path(source)), trial.new, replace(runtime, out=out))
+        if out is None:
+            yield from self._without_weights(trial, session)
+            return
         for step in run(session):
             yield News(0, "running", source.rounds + step.round, step.record)
-        self._keep(self.path(trial), trial)
+        self._keep(out, trial)
         yield News(0, "finished", trial.rounds)
 
-    def _without_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
+    def _without_weights(self, trial: Trial, session: Session) -> Generator[News]:
         """A run of which only numbers reach the disk."""
-        session = open_session(trial.experiment, replace(runtime, out=None))
         # Beside the one with weights that new workers would look for.
         path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
         content, record = session.everyone.content, None
@@ -129,7 +135,7 @@ class Runner:
                 if step.record is not None:
                     record = step.record
                     directory.append(record)
-                yield News(0, "running", step.round, step.record)
+                yield News(0, "running", trial.rounds - session.ctx.rounds + step.round, step.record)
             assert record is not None, "the last round is evaluated"
             directory.finish(record, about(session))
             self._keep(path, trial)
