@@ -98,7 +98,7 @@ def child(work: str, workers: int, rounds: int) -> None:
         "mixing": mixing[1:],
         "row": nbytes(select(session.ctx.initial.params, {"representation"})),
     }
-    everywhere = [json.loads(text) for text in processes.texts(json.dumps(measured))]
+    everywhere = processes.gather_json(measured)
     busiest = [max(busy) for busy in zip(*(other["busy"] for other in everywhere), strict=True)]
     if processes.rank == 0:
         print(json.dumps({**measured, "busy": busiest}))

@@ -17,8 +17,13 @@ from manyheads.own_code import hashes
 
 
 def _two(says: Callable[[str], str]) -> Any:
-    """The first of two processes; the second says something that depends on what it does."""
-    return SimpleNamespace(texts=lambda own: [own, says(own)], called=named)
+    """The first of two processes; the second says something, as JSON, that depends on what it does."""
+
+    def gather_json(own: Any) -> list[Any]:
+        text = json.dumps(own)
+        return [json.loads(text), json.loads(says(text))]
+
+    return SimpleNamespace(gather_json=gather_json, called=named)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "0.0"])

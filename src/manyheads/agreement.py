@@ -1,7 +1,5 @@
 """What the processes of a run must agree on before it begins: options, code, data, versions, who has whose data."""
 
-import json
-
 import numpy as np
 import torch
 
@@ -31,8 +29,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     processes.tells_why = False
     if experiment.algorithm.evaluate != "own":
         raise UserError("--evaluate mean-model needs all models in one place, but sites keep theirs: leave it out.")
-    files = processes.texts(json.dumps(seen(experiment.data, experiment.workers)))
-    placement = place([json.loads(text) for text in files])
+    placement = place(processes.gather_json(seen(experiment.data, experiment.workers)))
     processes.whose = whose(placement, experiment.data)
     return Sites(placement, experiment.workers, runtime.site_timeout)
 
@@ -59,7 +56,7 @@ def check_alike(
         "algorithm": experiment.algorithm.name,
         "version": f"{manyheads.__version__} with torch {torch.__version__}",
     }
-    first, *others = map(json.loads, processes.texts(json.dumps(own)))
+    first, *others = processes.gather_json(own)
     for rank, other in enumerate(others, start=1):
         this, that = processes.called([rank]), processes.called([0])
         for name, value in first.items():
@@ -73,7 +70,7 @@ def check_alike(
 
 def check_same_code(processes: Processes, experiment: Experiment) -> None:
     """Refuse processes that have different code of the user's under one name, as with a copy that each keeps."""
-    first, *others = map(json.loads, processes.texts(json.dumps(hashes(experiment))))
+    first, *others = processes.gather_json(hashes(experiment))
     for rank, other in enumerate(others, start=1):
         if name := changed(first, other):
             this, that = processes.called([rank]), processes.called([0])
@@ -87,7 +84,7 @@ def check_same_weights(processes: Processes, model: Split) -> None:
     """
     leaves = {**model.state_dict(), **constants_of(model)}
     norms = {name: torch.linalg.vector_norm(leaf.double()).item() for name, leaf in leaves.items()}
-    first, *others = map(json.loads, processes.texts(json.dumps(norms)))
+    first, *others = processes.gather_json(norms)
     for rank, other in enumerate(others, start=1):
         for name in first | other:
             both = first.get(name, -1), other.get(name, -1)

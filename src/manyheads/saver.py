@@ -1,6 +1,5 @@
 """Keeping a run in its directory: records at once, checkpoints as often as their share of the time allows."""
 
-import json
 import time
 from collections.abc import Iterable
 from itertools import chain
@@ -59,14 +58,13 @@ class Saver:
         processes, sharers = self.session.processes, self.session.sharers
         at_most, notes = None, []
         if self.session.sites:
-            everywhere = processes.texts(json.dumps(self.checkpoints.rounds()))
-            at_most = resume_round([json.loads(rounds) for rounds in everywhere])
+            at_most = resume_round(processes.gather_json(self.checkpoints.rounds()))
         while True:
             with sharers.one_before_others():
                 snapshot, found = self.checkpoints.load(at_most)
             processes.wait_long()
-            said = sharers.texts(json.dumps([snapshot.round if snapshot else 0, found]))
-            rounds, findings = zip(*map(json.loads, said), strict=True)
+            said = sharers.gather_json([snapshot.round if snapshot else 0, found])
+            rounds, findings = zip(*said, strict=True)
             notes += dict.fromkeys(chain.from_iterable(findings))
             at_most = min(rounds)
             if at_most == max(rounds):

@@ -94,8 +94,7 @@ def take_up(session: Session, saver: Saver) -> Start:
 
 def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int:
     """The round that all sites go on from, where this one has the state of its ``own``; 0: first weights."""
-    everywhere = [*map(int, session.processes.texts(str(own)))]
-    round = sites.take_up(folder, session.ctx.network.workers, everywhere)
+    round = sites.take_up(folder, session.ctx.network.workers, session.processes.gather_json(own))
     session.notes.extend(sites.disturbances)
     if own == 0 and round > 0:
         session.notes.append(

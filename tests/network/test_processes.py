@@ -20,7 +20,7 @@ Make = Callable[..., list[Processes]]
 def test_a_process_alone_agrees_with_itself() -> None:
     alone = Processes(None, 0, 1, "start", 60, CPU)
     assert alone.total(3) == 3 and alone.decide(True) and not alone.decide(False)
-    assert alone.texts("Grüße") == ["Grüße"] and alone.texts("") == [""]
+    assert alone.gather_json("Grüße") == ["Grüße"] and alone.gather_json({"a": (1, None)}) == [{"a": [1, None]}]
     assert alone.failure("mine") == "mine" and alone.alone() is alone
     alone.wait()
     with alone.one_before_others():

@@ -1,6 +1,7 @@
 """The processes of one run: how they agree on things, and notice that one of them is gone."""
 
 import atexit
+import json
 import os
 import socket
 import threading
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -103,12 +104,12 @@ class Processes:
             dist.all_gather(blocks, block)
         return blocks
 
-    def texts(self, text: str) -> list[str]:
-        """What each process says, by rank."""
-        own = torch.tensor(list(text.encode()), dtype=torch.uint8)
+    def gather_json(self, value: Any) -> list[Any]:
+        """Every process's value, which JSON can hold, by rank; as JSON has it, one's own too."""
+        own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [int(length) for length in self.gather(torch.tensor(len(own)))]
         blocks = self.gather(torch.nn.functional.pad(own, (0, max(lengths) - len(own))))
-        return [block[:length].numpy().tobytes().decode() for block, length in zip(blocks, lengths, strict=True)]
+        return [json.loads(block[:length].numpy().tobytes()) for block, length in zip(blocks, lengths, strict=True)]
 
     def wait(self) -> None:
         """Go on when all have come here."""
