@@ -28,7 +28,7 @@ from manyheads.record import Record
 from manyheads.rounds import run
 from manyheads.session import open_session
 from manyheads.store import RunDirectory
-from manyheads.store.layout import PARTITION
+from manyheads.store.layout import PARTITION, finished_rounds
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def finished(self) -> bool:
-        return RunDirectory(self.path).finished(self.rounds)
+        return finished_rounds(self.path) >= self.rounds
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from manyheads.saver import Saver
 from manyheads.session import Session
 from manyheads.sites import Sites, refuse_others
 from manyheads.store import RunDirectory
-from manyheads.store.layout import PARTITION
+from manyheads.store.layout import PARTITION, finished_rounds
 from manyheads.units import plural
 
 
@@ -37,11 +37,11 @@ def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirector
         begun = session.processes.total(path.exists())
         if sites.away and not begun:
             raise sites.never_there(session.experiment.data)
-    if sharers.rank > 0:
-        return RunDirectory(path)
-    resume, content = session.runtime.resume, session.everyone.content
     directory = RunDirectory(path)
-    if directory.finished(session.ctx.rounds):
+    if sharers.rank > 0:
+        return directory
+    resume, content = session.runtime.resume, session.everyone.content
+    if finished_rounds(path) >= session.ctx.rounds:
         # It is only read, and may lie where nobody can write.
         directory.check(session.experiment, content)
         return directory
@@ -52,7 +52,7 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
     """Whether the directory holds all rounds that are asked for, at every site."""
     rounds = session.ctx.rounds
     # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
-    held = directory.finished_rounds() if session.sharers.rank == 0 else 0
+    held = finished_rounds(directory.path) if session.sharers.rank == 0 else 0
     finished = held >= rounds
     asked = f"the {rounds} {plural('round', rounds)} asked for"
     count = session.processes.total(finished)

@@ -18,6 +18,7 @@ from manyheads.algorithms import DPSGD, DePRL
 from manyheads.errors import UserError
 from manyheads.files import locked
 from manyheads.store import Run
+from manyheads.store.layout import finished_rounds
 
 
 def test_a_new_directory_holds_the_whole_experiment(shelf: SimpleNamespace, tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_a_new_directory_holds_the_whole_experiment(shelf: SimpleNamespace, tmp_
     assert directory.path == tmp_path / "runs" / "a"
     assert (directory.path / "experiment.json").read_text() == shelf.experiment.to_json()
     assert Run.open(directory.path).experiment == shelf.experiment
-    assert not directory.finished(1)
+    assert finished_rounds(directory.path) == 0
 
 
 def test_the_same_experiment_is_taken_up_again(shelf: SimpleNamespace, tmp_path: Path) -> None:
@@ -180,16 +181,17 @@ def test_a_process_killed_before_its_experiment_was_written_is_in_nobodys_way(
 def test_more_rounds_extend_a_run(shelf: SimpleNamespace, tmp_path: Path) -> None:
     directory = shelf.start(tmp_path)
     directory.finish(shelf.record(50), {})
-    assert directory.finished(50)
+    assert Run.open(tmp_path).finished
     longer = replace(shelf.experiment, rounds=80)
-    assert not shelf.start(tmp_path, longer).finished(80)
-    assert Run.open(tmp_path).experiment == longer
+    shelf.start(tmp_path, longer)
+    assert Run.open(tmp_path).experiment == longer and not Run.open(tmp_path).finished
 
 
 def test_fewer_rounds_than_done_are_finished(shelf: SimpleNamespace, tmp_path: Path) -> None:
     directory = shelf.start(tmp_path)
     directory.finish(shelf.record(50), {})
-    assert shelf.start(tmp_path, replace(shelf.experiment, rounds=20)).finished(20)
+    shelf.start(tmp_path, replace(shelf.experiment, rounds=20))
+    assert finished_rounds(tmp_path) == 50
     assert Run.open(tmp_path).experiment.rounds == 50
 
 
@@ -274,10 +276,9 @@ def test_the_summary_is_the_last_record(shelf: SimpleNamespace, tmp_path: Path) 
     }
     del expected["round"]
     assert Run.open(tmp_path).summary() == expected
-    assert directory.finished(50)
-    assert not directory.finished(51)
+    assert finished_rounds(tmp_path) == 50
     (tmp_path / "summary.json").write_text('{"rounds": 5')
-    assert not directory.finished(1)
+    assert finished_rounds(tmp_path) == 0
 
 
 def test_a_full_disk_is_said_in_one_line(

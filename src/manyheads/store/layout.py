@@ -111,6 +111,11 @@ def read_object(path: Path) -> dict[str, Any] | None:
         return None
 
 
+def finished_rounds(folder: Path) -> int:
+    """Rounds after which the run in a folder has come to its end; 0: it has not."""
+    return (read_object(folder / SUMMARY) or {}).get("rounds", 0)
+
+
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
     """Every line of a jsonl file and the record in it; None: the line is damaged."""
     if not path.exists():

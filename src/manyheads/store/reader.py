@@ -24,6 +24,7 @@ from manyheads.store.layout import (
     MODELS,
     SUMMARY,
     WORKERS,
+    finished_rounds,
     read_description,
     read_lines,
     read_object,
@@ -87,7 +88,7 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether it has come to the end of the rounds that were last asked for."""
-        return (self.summary() or {}).get("rounds", 0) >= self.description["rounds"]
+        return finished_rounds(self.path) >= self.description["rounds"]
 
     def state(self) -> Snapshot:
         """The state of all workers in the newest checkpoint, which must be undamaged: those before it hold another."""

@@ -39,6 +39,7 @@ from manyheads.store.layout import (
     PARTITION,
     SUMMARY,
     WORKERS,
+    finished_rounds,
     read_description,
     read_lines,
     read_object,
@@ -99,20 +100,12 @@ class RunDirectory:
             )
         # Or one curve would be of two.
         name = self.changed_code(experiment)
-        if name and (self.finished_rounds() or latest_round(self.path / CHECKPOINT)):
+        if name and (finished_rounds(self.path) or latest_round(self.path / CHECKPOINT)):
             raise UserError(
                 f"{self.path} was begun with different code in its {name}: put the old code back, or choose another"
                 " --out."
             )
         return stored
-
-    def finished(self, rounds: int) -> bool:
-        """Whether the run has come to its end after at least so many rounds."""
-        return self.finished_rounds() >= rounds
-
-    def finished_rounds(self) -> int:
-        """Rounds after which the run has come to its end; 0: it has not."""
-        return (read_object(self.path / SUMMARY) or {}).get("rounds", 0)
 
     def changed_code(self, experiment: Experiment) -> str | None:
         """The field of the experiment whose code of the user's is not the one the run was begun with; None: none."""
@@ -232,7 +225,7 @@ class RunDirectory:
         if path.exists():
             stored = self.check(experiment, content)
             self._keep_code(experiment)
-            if self.finished(rounds) or stored["rounds"] == rounds:
+            if finished_rounds(self.path) >= rounds or stored["rounds"] == rounds:
                 return
             if (done := latest_round(self.path / CHECKPOINT)) > rounds:
                 raise UserError(
@@ -246,7 +239,7 @@ class RunDirectory:
     def _keep_code(self, experiment: Experiment) -> None:
         """Keep what the user's code is known by."""
         new = self.changed_code(experiment) or not (self.path / CODE).exists()
-        if new and (now := hashes(experiment)) and not self.finished_rounds():
+        if new and (now := hashes(experiment)) and not finished_rounds(self.path):
             write_json(self.path / CODE, now)
 
 
