@@ -100,11 +100,12 @@ class Saver:
             raise UserError("the last of these rounds was never evaluated: ask for more --rounds.")
         session, sharers = self.session, self.session.sharers
         models = session.experiment.algorithm.models(state, session.ctx)
+        leaves = {**models.params, **models.buffers}
         if sharers.count == 1:
-            self.directory.save_models(models.params, models.buffers, session.describe_model())
+            self.directory.save_models(leaves, session.describe_model())
         else:
             # Over the disk and not the network: heads stay where they are.
-            self.directory.save_some_models(session.ctx.network.workers, models.params, models.buffers)
+            self.directory.save_some_models(leaves, session.ctx.network.workers)
             sharers.wait_long()
             if sharers.rank == 0:
                 everyone = session.experiment.workers

@@ -78,9 +78,7 @@ def nets(experiment: Experiment, shape: tuple[int, ...]) -> list[Split]:
 
 
 def save_nets(directory: RunDirectory, made: list[Split], shape: tuple[int, ...]) -> None:
-    params = stack({name: p.detach() for name, p in net.named_parameters()} for net in made)
-    buffers = stack({name: leaf for name, leaf in net.state_dict().items() if name not in params} for net in made)
-    directory.save_models(params, buffers, {**ABOUT, "input_shape": list(shape)})
+    directory.save_models(stack(net.state_dict() for net in made), {**ABOUT, "input_shape": list(shape)})
 
 
 @pytest.mark.parametrize("every", [1, 2])
@@ -139,7 +137,7 @@ def test_a_net_that_uses_a_layer_twice_is_read_back(shelf: SimpleNamespace, tmp_
     made = nets(experiment, (6,))
     once = {name for name, _ in made[0].named_parameters()}
     leaves = stack({name: leaf for name, leaf in net.state_dict().items() if name in once} for net in made)
-    shelf.start(tmp_path, experiment).save_models(leaves, {}, ABOUT)
+    shelf.start(tmp_path, experiment).save_models(leaves, ABOUT)
     x = torch.randn(7, 6)
     assert torch.equal(Run.open(tmp_path, model=Tied).model(2)(x), made[2](x))
     untied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3))

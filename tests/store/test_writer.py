@@ -294,7 +294,7 @@ def test_a_full_disk_is_said_in_one_line(
     with shelf.refused(tmp_path, r"cannot write .*summary\.json: No space left on device"):
         directory.finish(shelf.record(60), {})
     with shelf.refused(tmp_path, r"cannot write .*models\.safetensors|cannot write .*model\.json"):
-        directory.save_models({"head.w": torch.zeros(4, 2)}, {}, {})
+        directory.save_models({"head.w": torch.zeros(4, 2)}, {})
     monkeypatch.setattr(Path, "open", full_disk)
     with pytest.raises(UserError, match=r"cannot write .*metrics\.jsonl: No space left on device"):
         directory.append(shelf.record(51))
@@ -305,13 +305,12 @@ def test_parts_are_joined_to_the_very_file_of_one_process(
 ) -> None:
     """Without a copy of any leaf: nobody need have the memory for all workers' models."""
     whole, parted = shelf.start(tmp_path / "whole"), shelf.start(tmp_path / "parted")
-    params = {f"representation.{k}": torch.randn(12, 3, k) for k in range(4)}
-    buffers = {"representation.count": torch.arange(12)}
-    whole.save_models(params, buffers, {"num_outputs": 3})
+    leaves = {f"representation.{k}": torch.randn(12, 3, k) for k in range(4)}
+    leaves["representation.count"] = torch.arange(12)
+    whole.save_models(leaves, {"num_outputs": 3})
     for workers in (range(2), range(2, 10), range(10, 12)):
         rows = slice(workers.start, workers.stop)
-        some = ({name: leaf[rows] for name, leaf in tree.items()} for tree in (params, buffers))
-        parted.save_some_models(workers, *some)
+        parted.save_some_models({name: leaf[rows] for name, leaf in leaves.items()}, workers)
     monkeypatch.delattr(torch, "cat")
     parted.join_models({"num_outputs": 3}, num_workers=12, patience=0)
     same = shelf.contents(parted.path) == shelf.contents(whole.path)
@@ -323,7 +322,7 @@ def test_models_are_joined_only_where_every_worker_has_one(shelf: SimpleNamespac
     directory = shelf.start(tmp_path)
 
     def save(workers: range) -> None:
-        directory.save_some_models(workers, {"head.w": torch.tensor(workers)}, {})
+        directory.save_some_models({"head.w": torch.tensor(workers)}, workers)
 
     def join(patience: float) -> None:
         directory.join_models({"num_outputs": 3}, num_workers=100_002, patience=patience)

@@ -44,7 +44,6 @@ from manyheads.store.layout import (
     read_lines,
     read_object,
 )
-from manyheads.tree import Buffers, Params
 
 _NAMED_DIFFERENCES = 3
 
@@ -158,13 +157,17 @@ class RunDirectory:
                 " begun with, or choose another --out."
             )
 
-    def save_models(self, params: Params, buffers: Buffers, description: dict[str, Any]) -> None:
-        """Keep what every worker deploys, leaves [workers, ...], and what it takes to build the net again."""
-        self._write_models({**params, **buffers}, description)
+    def save_models(self, leaves: Mapping[str, Tensor | Sequence[Tensor]], description: dict[str, Any]) -> None:
+        """Keep what every worker deploys, leaves [workers, ...], and then what it takes to build the net again.
 
-    def save_some_models(self, workers: range, params: Params, buffers: Buffers) -> None:
+        With their hash: whoever uses the models can see that they are these.
+        """
+        digest = write_tensors(self.path / MODELS, leaves)
+        write_json(self.path / MODEL, {**description, "models_sha256": digest})
+
+    def save_some_models(self, leaves: Mapping[str, Tensor], workers: range) -> None:
         """Keep what some workers deploy, until ``join_models``."""
-        write_tensors(self.path / f".models-{workers.start:05d}-{workers.stop - 1:05d}.part", {**params, **buffers})
+        write_tensors(self.path / f".models-{workers.start:05d}-{workers.stop - 1:05d}.part", leaves)
 
     def join_models(self, description: dict[str, Any], num_workers: int, patience: float) -> None:
         """``save_models`` with what ``save_some_models`` has kept of all workers.
@@ -183,7 +186,7 @@ class RunDirectory:
             files = [stack.enter_context(safe_open(part, framework="pt")) for part in parts]
             # The rows stay in the parts until they are written: nobody need have the memory for all workers' models.
             leaves = {name: [file.get_tensor(name) for file in files] for name in files[0].keys()}  # noqa: SIM118
-            self._write_models(leaves, description)
+            self.save_models(leaves, description)
         for part in parts:
             part.unlink()
 
@@ -197,11 +200,6 @@ class RunDirectory:
         """Write the summary: the last record and whatever else is worth knowing. It makes the run finished."""
         values = record.metrics()
         write_json(self.path / SUMMARY, {"rounds": values.pop("round"), **values, **extra})
-
-    def _write_models(self, leaves: Mapping[str, Tensor | Sequence[Tensor]], description: dict[str, Any]) -> None:
-        """The models, and then what they are with their hash: whoever uses them can see that they are these."""
-        digest = write_tensors(self.path / MODELS, leaves)
-        write_json(self.path / MODEL, {**description, "models_sha256": digest})
 
     def _some_models(self) -> dict[range, Path]:
         """The workers of each part that ``save_some_models`` has kept, in their order, and its file."""
