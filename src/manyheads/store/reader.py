@@ -114,7 +114,9 @@ class Run:
 
     def hosted(self) -> range:
         """The workers that this directory has the models of: all, or in a site its own."""
-        return _hosted(self.describe_model(), self.experiment)
+        described = self.describe_model()
+        first = described.get("first_worker", 0)
+        return range(first, first + described.get("num_workers", self.description["workers"]))
 
     def constants(self) -> dict[str, Tensor]:
         """What all workers' nets have alike and none trains, as requires_grad=False asks for."""
@@ -126,8 +128,7 @@ class Run:
         experiment = self.given(data="", loss=None, metric=None, transform=None).experiment
         if not 0 <= worker < experiment.workers:
             raise UserError(f"worker {worker} is not in this run: give 0 to {experiment.workers - 1}.")
-        described, path = self.describe_model(), self.path / MODELS
-        hosted = _hosted(described, experiment)
+        described, hosted, path = self.describe_model(), self.hosted(), self.path / MODELS
         if worker not in hosted:
             raise UserError(
                 f"{self.path} does not have the model of worker {worker}: give the run of that worker's site."
@@ -172,8 +173,3 @@ class Run:
         good = [record for record in found if record is not None]
         self._damaged[name] = len(found) - len(good)
         return good
-
-
-def _hosted(described: dict[str, Any], experiment: Experiment) -> range:
-    first = described.get("first_worker", 0)
-    return range(first, first + described.get("num_workers", experiment.workers))
