@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyheads.units import human_bytes, human_seconds, no_finer, plural, short
+from manyheads.units import human_bytes, human_seconds, no_finer, plural, plus_minus, short
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,12 @@ def test_a_number_has_three_digits_of_whatever_size_it_is(value: float, text: st
 )  # fmt: skip
 def test_a_deviation_is_no_finer_than_its_mean(mean: str, deviation: str, text: str) -> None:
     assert no_finer(deviation, mean) == text
+
+
+def test_a_mean_stands_alone_where_it_has_no_deviation() -> None:
+    assert plus_minus(0.0559, 0.000437, short) == "0.0559 ± 0.0004"
+    assert plus_minus(0.0559, 0.0, short) == "0.0559 ± 0"
+    assert plus_minus(0.0559, None, short) == "0.0559"
 
 
 @pytest.mark.parametrize(("noun", "several"), [("round", "rounds"), ("process", "processes"), ("batch", "batches")])

@@ -1,6 +1,7 @@
 """Sizes, times, numbers, their deviations and what they count, as people read them."""
 
 import re
+from collections.abc import Callable
 
 _NUMBER = re.compile(r"(?P<digits>-?\d+\.?(?P<decimals>\d*))(?P<power>(e[+-]\d+)?)(?P<unit>( .+)?)")
 
@@ -34,6 +35,12 @@ def plural(noun: str, count: float) -> str:
 def short(value: float, digits: int = 3) -> str:
     """A number of whatever size in so many digits: ``0.0559``, ``12.0``, ``1.98e-06``."""
     return f"{value:#.{digits}g}".removesuffix(".") if value else "0"
+
+
+def plus_minus(mean: float, deviation: float | None, show: Callable[[float], str]) -> str:
+    """A mean and its deviation, where there is one, as a function shows numbers: ``0.0559 ± 0.0004``."""
+    shown = show(mean)
+    return shown if deviation is None else f"{shown} ± {no_finer(show(deviation), shown)}"
 
 
 def no_finer(deviation: str, mean: str) -> str:

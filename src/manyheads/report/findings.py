@@ -9,7 +9,7 @@ from manyheads.algorithms.base import twins
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
-from manyheads.units import no_finer, plural
+from manyheads.units import no_finer, plural, plus_minus
 
 _MOST_NAMED = 3
 """Systems that the title names one by one."""
@@ -87,9 +87,8 @@ def outcome(comparison: Comparison, setting: int) -> str:
     if best is None or found is None:
         return ""
     unit = comparison.unit and f" {comparison.unit}"
-    mean = comparison.score(found.mean)
-    deviation = f" ± {no_finer(comparison.score(found.deviation), mean)}" if found.deviation else ""
-    said = f"{comparison.systems[best].label} reaches {mean}{deviation}{unit}"
+    reached = plus_minus(found.mean, found.deviation or None, comparison.score)
+    said = f"{comparison.systems[best].label} reaches {reached}{unit}"
     if any(map(_left_out, comparison.cells[best, setting])):
         said += _over(comparison.cells[best, setting])
     said += f"{_ahead(comparison, setting, best)}."

@@ -8,7 +8,7 @@ import numpy as np
 
 from manyheads.figures import COLOURS, FAINT, INK, RULE, bare, draw_links, segments_of
 from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, fractions, new_axes, new_figure, style
-from manyheads.units import no_finer
+from manyheads.units import plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -286,9 +286,7 @@ def _hovered(axes: "Axes", line: Line, x: Axis, y: Axis) -> list[tuple[float, fl
     places = fractions(axes, np.stack([x.factor * line.x, y.factor * line.y], axis=1)[chosen]).tolist()
 
     def said(i: int) -> str:
-        mean = y.show(line.y[i])
-        deviation = f" ± {no_finer(y.show(line.deviation[i]), mean)}" if line.deviation[i] else ""
-        return f"{line.label} · {x.show(line.x[i])} · {mean}{deviation}"
+        return f"{line.label} · {x.show(line.x[i])} · {plus_minus(line.y[i], line.deviation[i] or None, y.show)}"
 
     return [(*place, said(i)) for place, i in zip(places, chosen, strict=True)]
 

@@ -7,7 +7,7 @@ from typing import Literal
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, Setting, passes_over, shown
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor
-from manyheads.units import human_bytes, human_seconds, no_finer, short
+from manyheads.units import human_bytes, human_seconds, plus_minus, short
 
 
 @dataclass(frozen=True)
@@ -146,9 +146,7 @@ def _cells(comparison: Comparison, system: int, setting: int) -> list[Cell]:
 def _cell(found: Stat | None, show: Callable[[float], str], *, best: bool = False) -> Cell:
     if found is None:
         return _EMPTY
-    mean = show(found.mean)
-    deviation = f" ± {no_finer(show(found.deviation), mean)}" if found.deviation else ""
-    return Cell(mean + deviation, found.mean, best)
+    return Cell(plus_minus(found.mean, found.deviation or None, show), found.mean, best)
 
 
 def _behind(comparison: Comparison, system: int, setting: int) -> Cell:
@@ -157,9 +155,7 @@ def _behind(comparison: Comparison, system: int, setting: int) -> Cell:
     gap = None if best is None else difference(comparison, setting, best, system)
     if gap is None or best == system:
         return Cell("–", None if gap is None else 0.0)
-    mean = comparison.score(gap.mean)
-    error = "" if gap.error is None else f" ± {no_finer(comparison.score(gap.error), mean)}"
-    return Cell(mean + error, gap.mean)
+    return Cell(plus_minus(gap.mean, gap.error, comparison.score), gap.mean)
 
 
 def _uneven(comparison: Comparison) -> bool:
