@@ -31,7 +31,7 @@ def test_times() -> None:
 def test_a_run_for_every_row_of_the_paper() -> None:
     trials = get_study("table5").grid(replace(PAPER, seeds=(1,)))
     places = {(trial.data, trial.experiment.workers, trial.place["algorithm"]) for trial in trials}
-    assert places == {(cell.data, cell.workers, cell.algorithm) for cell in speeds()}
+    assert places == set(speeds())
     assert len(trials) == 32
     assert {trial.every for trial in trials} == {1}
 

@@ -15,7 +15,7 @@ from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, Ditto, FedAvg,
 from manyheads.data.dataset import RAW
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import number, stat
-from manyheads.studies.published import accuracies, data_title
+from manyheads.studies.published import Place, accuracies, data_title
 from manyheads.studies.records import sizes
 from manyheads.studies.results import NOTHING, Report, Results, in_percent, percent, points, shared_seeds
 from manyheads.studies.study import Study
@@ -149,7 +149,7 @@ def _report(results: Results, report: Report) -> None:
         "reading's runs. *Mix before training* ends a round with the same models that *scored before mixing* "
         "evaluates; the two differ only by rounding on the GPU."
     )
-    paper = {(c.data, c.dirichlet, c.graph, c.algorithm): c.accuracy for c in (*accuracies(1), *accuracies(3))}
+    paper = {place: cell.accuracy for place, cell in {**accuracies(1), **accuracies(3)}.items()}
     numbers = []
     for data, dirichlet in dict.fromkeys((t.place["data"], t.place["dirichlet"]) for t in results.trials):
         here = {"data": data, "dirichlet": dirichlet}
@@ -160,7 +160,7 @@ def _report(results: Results, report: Report) -> None:
             found = stat(map(count, runs))
             if found is None:
                 continue
-            theirs = paper.get((data, dirichlet, graph, algorithm))
+            theirs = paper.get(Place(data, dirichlet, graph, algorithm))
             moved = None if reading == _BASE else _moved(runs, count, base)
             short = NOTHING if theirs is None else points(100 * found.mean - theirs)
             floor = results.floor(**here, reading=reading)

@@ -1,9 +1,10 @@
 """The paper's tables, as numbers."""
 
 import csv
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 DATA = {"harbox": "mobiact"}
 """Data sets that cannot be had, and what takes their place."""
@@ -20,9 +21,8 @@ _TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One accuracy of tables 1 to 4, in percent."""
+class Place(NamedTuple):
+    """Where an accuracy stands in tables 1 to 4."""
 
     data: str
     """As we call it."""
@@ -30,17 +30,18 @@ class Cell:
     graph: str
     """ring, random or full; algorithms with a server stand under ring."""
     algorithm: str
+
+
+class Cell(NamedTuple):
+    """One accuracy of tables 1 to 4, in percent."""
+
     accuracy: float
     std: float
 
 
-@dataclass(frozen=True)
-class SpeedCell:
-    """One row of table 5."""
+class SpeedCell(NamedTuple):
+    """What table 5 says of one algorithm with so many workers."""
 
-    data: str
-    workers: int
-    algorithm: str
     final_accuracy: float
     """In percent."""
     convergence_time: float
@@ -49,40 +50,32 @@ class SpeedCell:
 
 
 @cache
-def accuracies(table: int) -> tuple[Cell, ...]:
+def accuracies(table: int) -> Mapping[Place, Cell]:
     """The cells of table 1, 2, 3 or 4 in the paper's order."""
-    return tuple(
-        Cell(
-            DATA.get(row["dataset"], row["dataset"]),
-            float(row["dirichlet"]),
-            row["graph"],
-            row["algorithm"],
-            float(row["accuracy"]),
-            float(row["std"]),
-        )
-        for row in _rows(f"table{table}_")
-    )
+    found = {}
+    for row in _rows(f"table{table}_"):
+        place = Place(_data(row), float(row["dirichlet"]), row["graph"], row["algorithm"])
+        found[place] = Cell(float(row["accuracy"]), float(row["std"]))
+    return found
 
 
 @cache
-def speeds() -> tuple[SpeedCell, ...]:
-    """The rows of table 5 in the paper's order."""
-    return tuple(
-        SpeedCell(
-            DATA.get(row["dataset"], row["dataset"]),
-            int(row["workers"]),
-            row["algorithm"],
-            float(row["final_accuracy"]),
-            float(row["convergence_time_s"]),
-            float(row["time_to_accuracy_s"]),
-        )
+def speeds() -> Mapping[tuple[str, int, str], SpeedCell]:
+    """Data, workers and algorithm -> what table 5 says of them, in the paper's order."""
+    columns = ("final_accuracy", "convergence_time_s", "time_to_accuracy_s")
+    return {
+        (_data(row), int(row["workers"]), row["algorithm"]): SpeedCell(*(float(row[name]) for name in columns))
         for row in _rows("table5_")
-    )
+    }
 
 
 def data_title(data: str) -> str:
     """A data set and its net as the reports name them."""
     return _TITLES.get(data, data)
+
+
+def _data(row: Mapping[str, str]) -> str:
+    return DATA.get(row["dataset"], row["dataset"])
 
 
 def _rows(prefix: str) -> list[dict[str, str]]:

@@ -60,19 +60,15 @@ def _table5(results: Results, report: Report) -> None:
         "Dirichlet 0.3. A line in the picture uses only the seeds that all its points share, so it may differ "
         "from the table."
     )
-    paper = {(cell.data, cell.workers, cell.algorithm): cell for cell in speeds()}
     rows, numbers = [], []
     for data, count in product(results.values("data"), results.values("workers")):
         line = [data_title(data), str(count), percent(results.floor(data=data, workers=count))]
         for algorithm in ALGORITHMS:
-            cell = paper.get((data, count, algorithm))
+            cell = speeds().get((data, count, algorithm))
             ours = _speed_numbers(results.runs(data=data, workers=count, algorithm=algorithm), data)
             line += _speed_texts(ours, cell)
-            theirs = (
-                (None,) * 3 if cell is None else (cell.final_accuracy, cell.convergence_time, cell.time_to_accuracy)
-            )
             times = (found and found.mean for found in ours[1:])
-            numbers.append([data, count, algorithm, *theirs, in_percent(ours[0])[0], *times])
+            numbers.append([data, count, algorithm, *(cell or (None,) * 3), in_percent(ours[0])[0], *times])
         rows.append(line)
     kinds = ("accuracy, %", "convergence, s", "to accuracy, s")
     report.add_table(

@@ -6,17 +6,17 @@ new workers' split. Algorithms with a server stand under ``ring``, as in the pap
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations, groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from manyheads.algorithms import title_of
 from manyheads.new_workers import NewWorkers
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end
 from manyheads.studies.gaps import Gap, Panel, side_by_side
-from manyheads.studies.published import Cell, accuracies, data_title
+from manyheads.studies.published import Cell, Place, accuracies, data_title
 from manyheads.studies.results import Report, Results, beside, in_percent, percent, points, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, joined
@@ -28,20 +28,11 @@ _QUICK_FOR = "cifar10"
 """The data set whose cells are run small."""
 
 
-class _Place(NamedTuple):
-    """Where a number stands."""
-
-    data: str
-    dirichlet: float
-    graph: str
-    algorithm: str
-
-
 def _grid(table: int, size: Size) -> list[Trial]:
-    places = [_Place(cell.data, cell.dirichlet, cell.graph, cell.algorithm) for cell in accuracies(table)]
+    places = list(accuracies(table))
     if table == 3:
         # The paper has no numbers for it; they say what sharing anything is worth.
-        places += [_Place(*row, "ring", "local") for row in dict.fromkeys(place[:2] for place in places)]
+        places += [Place(*row, "ring", "local") for row in dict.fromkeys(place[:2] for place in places)]
     if size.quick:
         places = [place for place in places if place.data == _QUICK_FOR]
     make = _new_workers if table in (2, 4) else _workers
@@ -53,19 +44,19 @@ def _grid(table: int, size: Size) -> list[Trial]:
     return sorted(trials, key=lambda trial: order[trial.source.name])
 
 
-def _workers(place: _Place, seed: int, size: Size) -> Trial:
+def _workers(place: Place, seed: int, size: Size) -> Trial:
     (data,) = size.data(place.data)
     return size.trial(place.algorithm, data, place.dirichlet, graph=place.graph, seed=seed)
 
 
-def _new_workers(place: _Place, seed: int, size: Size) -> Trial:
+def _new_workers(place: Place, seed: int, size: Size) -> Trial:
     new = NewWorkers(workers=size.new_workers, split=f"dirichlet:{place.dirichlet}")
     return joined(_workers(place._replace(dirichlet=_LEARNED_ON), seed, size), new, dirichlet=place.dirichlet)
 
 
 def _report(table: int, results: Results, report: Report) -> None:
-    paper = {_Place(cell.data, cell.dirichlet, cell.graph, cell.algorithm): cell for cell in accuracies(table)}
-    asked = [_Place(*(trial.place[key] for key in _Place._fields)) for trial in results.trials]
+    paper = accuracies(table)
+    asked = [Place(*(trial.place[key] for key in Place._fields)) for trial in results.trials]
     beside = "; below it the paper's number and the difference" if paper.keys() & asked else ""
     report.parts.append(
         f"Each cell: accuracy in percent, the mean over workers and then over seeds{beside}. "
@@ -87,7 +78,7 @@ def _report(table: int, results: Results, report: Report) -> None:
     panels: dict[str, list[Panel]] = {}
     for data, dirichlet in rows:
         floor = results.floor(data=data, dirichlet=dirichlet)
-        here = [_Place(data, dirichlet, *column) for column in columns]
+        here = [Place(data, dirichlet, *column) for column in columns]
         best = _best(here, runs)
         texts = [_text(ours[place], paper.get(place), bold=place in best) for place in here]
         lines.append([data_title(data), f"{dirichlet:g}", percent(floor), *texts])
@@ -100,7 +91,7 @@ def _report(table: int, results: Results, report: Report) -> None:
         if len({gap.method for panel in found for gap in panel.gaps if gap.ours is not None}) > 1:
             report.add_picture(side_by_side(data, data_title(data), found))
     header = [
-        *_Place._fields,
+        *Place._fields,
         "paper",
         "paper_std",
         "ours",
@@ -114,16 +105,16 @@ def _report(table: int, results: Results, report: Report) -> None:
     _compare_order(report, {place: found for place, found in runs.items() if found}, paper)
 
 
-def _side_by_side(places: Sequence[_Place], runs: dict[_Place, list[Finished]]) -> dict[_Place, float]:
+def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> dict[Place, float]:
     """Accuracies over the seeds that all of some places were run with; empty: there is none."""
     alike = shared_seeds(runs[place] for place in places)
     found = {place: at_end(group, "accuracy_mean") for place, group in zip(places, alike, strict=True)}
     return {place: stat.mean for place, stat in found.items() if stat is not None}
 
 
-def _best(places: Sequence[_Place], runs: dict[_Place, list[Finished]]) -> set[_Place]:
+def _best(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> set[Place]:
     """The best method on every graph of a row, where there are several."""
-    best: set[_Place] = set()
+    best: set[Place] = set()
     for graph in {place.graph for place in places}:
         rivals = [place for place in places if place.graph == graph and runs.get(place)]
         means = _side_by_side(rivals, runs) if len(rivals) > 1 else {}
@@ -144,9 +135,9 @@ def _gap(method: str, found: Stat | None, paper: Cell | None) -> Gap:
     return Gap(method, *in_percent(found), None if paper is None else paper.accuracy)
 
 
-def _numbers(place: _Place, ours: Stat | None, paper: Cell | None, results: Results) -> list[Any]:
+def _numbers(place: Place, ours: Stat | None, paper: Cell | None, results: Results) -> list[Any]:
     """A line of the CSV file, in percent."""
-    theirs = [None, None] if paper is None else [paper.accuracy, paper.std]
+    theirs = paper or (None, None)
     mean, deviation = in_percent(ours)
     gap = None if mean is None or paper is None else mean - paper.accuracy
     others = [results.stat(metric, **place._asdict()) for metric in ("majority_floor", "accuracy_before_mixing")]
@@ -157,7 +148,7 @@ def _numbers(place: _Place, ours: Stat | None, paper: Cell | None, results: Resu
 _AGREES, _LEVEL, _DIFFERS = "as in the paper", "level to a tenth of a point", "the other way round"
 
 
-def _compare_order(report: Report, runs: dict[_Place, list[Finished]], paper: dict[_Place, Cell]) -> None:
+def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Mapping[Place, Cell]) -> None:
     """Which of two methods is ahead: where our answer and the paper's agree, and where not."""
     counts: dict[str, Counter[str]] = {}
     others = []
