@@ -2,7 +2,22 @@
 
 import torch
 
-from manyheads.tree import add_prefix, clone, flatten, group, nbytes, repeat, select, stack, strip_prefix, with_rows
+from manyheads.tree import (
+    add_prefix,
+    by_row,
+    clone,
+    flatten,
+    group,
+    leading,
+    nbytes,
+    repeat,
+    row_shapes,
+    select,
+    shapes,
+    stack,
+    strip_prefix,
+    with_rows,
+)
 
 TREE = {"representation.fc1.weight": torch.arange(12.0).view(3, 2, 2), "head.bias": torch.arange(3.0).view(3, 1)}
 
@@ -45,8 +60,19 @@ def test_some_rows_are_taken_from_the_new_tree():
 
 
 def test_a_leaf_is_a_row_for_each_worker():
-    shapes = ((3,), (3, 2), (3, 2, 4), (3, 0))
-    assert [flatten(torch.ones(shape)).shape for shape in shapes] == [(3, 1), (3, 2), (3, 8), (3, 0)]
+    leaves = map(torch.ones, ((3,), (3, 2), (3, 2, 4), (3, 0)))
+    assert [flatten(leaf).shape for leaf in leaves] == [(3, 1), (3, 2), (3, 8), (3, 0)]
+
+
+def test_a_number_for_each_worker_goes_with_all_of_its_row():
+    for shape in ((3,), (3, 2), (3, 2, 4)):
+        scaled = by_row(torch.arange(3.0), torch.ones(shape)) * torch.ones(shape)
+        assert scaled.shape == shape and flatten(scaled)[:, 0].tolist() == [0, 1, 2]
+
+
+def test_the_shape_of_a_row_is_that_without_the_workers():
+    assert row_shapes(TREE) == shapes({name: leaf[0] for name, leaf in TREE.items()})
+    assert row_shapes(leading(TREE, 0)) == row_shapes(TREE)
 
 
 def test_size():

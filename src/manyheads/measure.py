@@ -19,6 +19,7 @@ from manyheads.metrics.similarity import mean_cosines
 from manyheads.record import Record
 from manyheads.session import Session
 from manyheads.store.layout import CHECKPOINT
+from manyheads.tree import flatten
 
 Values = dict[str, float | None]
 """Fields of a record by name."""
@@ -66,7 +67,7 @@ def check_finite(
 
 def _all_finite(state: State, session: Session) -> list[bool]:
     """Whether all weights of a worker are finite, of every worker."""
-    rows = [leaf.reshape(len(leaf), -1).isfinite().all(1) for leaf in state.params.values()]
+    rows = [flatten(leaf).isfinite().all(1) for leaf in state.params.values()]
     return session.ctx.network.gather(torch.stack(rows).all(0).double().cpu()).bool().tolist()
 
 

@@ -22,7 +22,7 @@ from manyheads.rounds import records
 from manyheads.session import Session, open_session
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION
-from manyheads.tree import Params, fingerprint, repeat, select
+from manyheads.tree import Params, fingerprint, repeat, row_shapes, select
 from manyheads.units import plural
 
 
@@ -147,8 +147,7 @@ def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], r
     """The representation of each new worker, [W, ...]."""
     initial: State = session.ctx.initial
     wanted = select({**initial.params, **initial.buffers}, REPRESENTATION)
-    shapes, offered = ({name: leaf.shape[1:] for name, leaf in tree.items()} for tree in (wanted, leaves))
-    if shapes != offered:
+    if row_shapes(wanted) != row_shapes(leaves):
         data = session.everyone.name
         raise UserError(f"the representation of {run.path} does not fit the samples of {data}: give its own --data.")
     ids = torch.tensor(session.ctx.ids)

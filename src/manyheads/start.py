@@ -15,6 +15,7 @@ from manyheads.session import Session
 from manyheads.sites import Sites, refuse_others
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION, finished_rounds
+from manyheads.tree import row_shapes
 from manyheads.units import plural
 
 
@@ -111,10 +112,10 @@ def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int
 def restore(session: Session, snapshot: Snapshot) -> State:
     """A checkpoint's state, put where the session trains; the network goes on counting from there."""
     # What it would begin with, which need not hold the net's own leaves: copies of it may be all that there is.
-    first, kept = starting_state(session.experiment.algorithm, session.ctx), {**snapshot.params, **snapshot.buffers}
-    wanted = {name: leaf.shape[1:] for name, leaf in {**first.params, **first.buffers}.items()}
+    first = starting_state(session.experiment.algorithm, session.ctx)
+    wanted, kept = (row_shapes({**each.params, **each.buffers}) for each in (first, snapshot))
     # A factory counts by its name: what it makes may have changed.
-    changed = [name for name, shape in wanted.items() if name not in kept or kept[name].shape[1:] != shape]
+    changed = [name for name, shape in wanted.items() if kept.get(name) != shape]
     if changed := [*changed, *(name for name in session.ctx.model.constants if name in kept)]:
         raise UserError(
             f"the run was begun with another net ({changed[0]} differs): put it back, or choose another --out."

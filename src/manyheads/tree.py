@@ -71,9 +71,19 @@ def flatten(leaf: Tensor) -> Tensor:
     return leaf.unsqueeze(-1).flatten(1)
 
 
+def by_row(values: Tensor, leaf: Tensor) -> Tensor:
+    """Values [W] shaped to multiply the rows of a leaf [W, ...]."""
+    return values.view(-1, *[1] * (leaf.ndim - 1))
+
+
 def shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
     """What two trees must have alike to take each other's place."""
     return {name: leaf.shape for name, leaf in leaves.items()}
+
+
+def row_shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    """The same of one worker's rows: leaves [W, ...] of any number of workers."""
+    return {name: leaf.shape[1:] for name, leaf in leaves.items()}
 
 
 def nbytes(params: Mapping[str, Tensor]) -> int:

@@ -29,7 +29,7 @@ from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, ch
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import Phase, Steps
 from manyheads.randomness import hashed, key
-from manyheads.tree import Params, add_prefix, flatten, select, strip_prefix, with_rows
+from manyheads.tree import Params, add_prefix, flatten, row_shapes, select, strip_prefix, with_rows
 
 NEXT, SHARED = "mask", "shared_mask"
 _MASK = (1 << 63) - 1
@@ -68,7 +68,7 @@ class DisPFL(Algorithm):
 
     def init(self, ctx: Context) -> State:
         weights = ctx.initial.params
-        kept = densities({name: leaf.shape[1:] for name, leaf in weights.items()}, self.density, self.sparsity)
+        kept = densities(row_shapes(weights), self.density, self.sparsity)
         masks = {}
         for layer, (name, leaf) in enumerate(weights.items()):
             count = round(kept[name] * leaf[0].numel())

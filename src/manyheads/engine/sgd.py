@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads.engine.phase import SGD, Phase
-from manyheads.tree import Params, flatten
+from manyheads.tree import Params, by_row, flatten
 
 
 def one_by_one(terms: Sequence[Tensor]) -> Tensor:
@@ -25,7 +25,7 @@ def clip_(gradients: Params, limit: float) -> None:
     """Scale each worker's gradient in place so that its norm over all leaves is at most ``limit``."""
     factors = clip_factors(one_by_one([flatten(g).square().sum(1) for g in gradients.values()]), limit)
     for g in gradients.values():
-        g.mul_(factors.view(-1, *[1] * (g.ndim - 1)))
+        g.mul_(by_row(factors, g))
 
 
 def apart(gradients: Params) -> Params:

@@ -9,7 +9,7 @@ from manyheads.engine.phase import Steps
 from manyheads.metrics.spread import spread
 from manyheads.metrics.theory import full_gradient, gradient_phase
 from manyheads.randomness import generator
-from manyheads.tree import Params, flatten, select
+from manyheads.tree import Params, by_row, flatten, select
 
 
 def smoothness(point: State, groups: frozenset[str], ctx: Context, *, iterations: int = 30) -> Tensor:
@@ -63,14 +63,9 @@ def _unit(tree: Params) -> tuple[Params, Tensor]:
     """Each worker's row scaled to length 1, and the length it had, [W]. A row of zeros stays."""
     lengths = _norms(tree)
     inverse = 1 / torch.where(lengths > 0, lengths, 1)
-    return {name: leaf * _like(inverse, leaf) for name, leaf in tree.items()}, lengths
+    return {name: leaf * by_row(inverse, leaf) for name, leaf in tree.items()}, lengths
 
 
 def _moved(tree: Params, direction: Params, steps: Tensor) -> Params:
     """Every row moved along its direction by its own step [W]."""
-    return {name: leaf + _like(steps, leaf) * direction[name] for name, leaf in tree.items()}
-
-
-def _like(values: Tensor, leaf: Tensor) -> Tensor:
-    """Values [W] shaped to multiply rows of a leaf [W, ...]."""
-    return values.view(-1, *[1] * (leaf.ndim - 1))
+    return {name: leaf + by_row(steps, leaf) * direction[name] for name, leaf in tree.items()}

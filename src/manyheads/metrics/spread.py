@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from manyheads.network.base import Network
-from manyheads.tree import Params
+from manyheads.tree import Params, flatten
 
 COLUMNS = 1 << 14
 """Numbers of a row that are looked at in double precision at a time: no leaf is ever copied whole, and no sum is long
@@ -46,7 +46,7 @@ def square_norms(leaf: Tensor) -> Tensor:
 def _square_distances(leaf: Tensor, point: Tensor) -> Tensor:
     """|x_i - p|^2 of rows [W, ...] from a point [...], [W]; a row's bits are its own, whatever rows are beside it."""
     total = torch.zeros(len(leaf), dtype=torch.float64, device=leaf.device)
-    blocks = zip(leaf.reshape(len(leaf), -1).split(COLUMNS, dim=1), point.flatten().split(COLUMNS), strict=True)
+    blocks = zip(flatten(leaf).split(COLUMNS, dim=1), point.flatten().split(COLUMNS), strict=True)
     for rows, middle in blocks:
         total += (rows.to(torch.float64) - middle).square().sum(1)
     return total

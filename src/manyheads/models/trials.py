@@ -17,7 +17,7 @@ from manyheads.models.layers import put
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, statistics
 from manyheads.randomness import standing
-from manyheads.tree import as_bytes
+from manyheads.tree import as_bytes, clone
 
 _TORCHS_OWN = vars(nn.Module()).keys()
 """Attributes that every module has: its tensors, its children, its hooks and its mode."""
@@ -51,7 +51,7 @@ def watched(net: Split, example: Tensor) -> Split:
     """
     trial = copy.deepcopy(net)
     kept, seen = statistics(trial), _Seen(trial)
-    before = {name: buffer.clone() for name, buffer in kept.items()}
+    before = clone(kept)
     stood = standing()
 
     def run(batch: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def watched(net: Split, example: Tensor) -> Split:
         for layer in trial.modules():
             if isinstance(layer, BatchNorm):
                 layer.eval()
-        held = {name: buffer.clone() for name, buffer in kept.items()}
+        held = clone(kept)
         beside_others, noted = run(example), _noted(trial, kept)
         beside_itself, alone = run(example[[0] * len(example)]), dict(seen.first_rows)
         for name, buffer in kept.items():

@@ -6,7 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from manyheads.topology import Rows
-from manyheads.tree import Params, group
+from manyheads.tree import Params, flatten, group
 
 
 class Network(Protocol):
@@ -80,7 +80,7 @@ def message_bytes(params: Params, mask: Params | None) -> np.ndarray:
     for name, leaf in params.items():
         numbers = leaf[0].numel() if len(leaf) else 0
         if mask is not None and name in mask:
-            kept = mask[name].reshape(len(leaf), -1).count_nonzero(1).cpu().numpy()
+            kept = flatten(mask[name]).count_nonzero(1).cpu().numpy()
             sizes += kept * leaf.element_size() + -(-numbers // 8)
         else:
             sizes += numbers * leaf.element_size()
