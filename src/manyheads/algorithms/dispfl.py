@@ -96,8 +96,7 @@ class DisPFL(Algorithm):
         mask = strip_prefix(state.params, SHARED)
         evolved = with_rows(mask, strip_prefix(state.params, NEXT), ctx.present(round))
         mixed = ctx.network.mix(select(state.params, WHOLE), round, mask)
-        statistics = ctx.statistics(state, WHOLE)
-        buffers = {**state.buffers, **(ctx.network.mix(statistics, round) if statistics else {})}
+        buffers = {**state.buffers, **ctx.network.mix(ctx.statistics(state, WHOLE), round)}
         params = {name: leaf * evolved[name] for name, leaf in mixed.items()}
         return State({**state.params, **params, **add_prefix(evolved, SHARED)}, buffers)
 

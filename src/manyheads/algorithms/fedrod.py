@@ -21,8 +21,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from manyheads.algorithms.base import Context, Log, State, amount, run_phases
-from manyheads.algorithms.phases import HEAD
+from manyheads.algorithms.base import Context, Log, State, amount, merge, run_phases
+from manyheads.algorithms.phases import HEAD, REPRESENTATION, WHOLE
 from manyheads.algorithms.server import ServerAlgorithm
 from manyheads.engine.phase import Phase, cross_entropy
 from manyheads.errors import UserError
@@ -54,14 +54,11 @@ class FedRoD(ServerAlgorithm):
         return model.with_head(GENERIC, detach=HEAD)
 
     def init(self, ctx: Context) -> State:
-        params = dict(ctx.initial.params)
-        layers = [name for name in select(params, {"head"}) if params[name].ndim > 2]
+        heads = select(ctx.initial.params, HEAD)
+        layers = [name.rpartition(".")[0] for name, leaf in heads.items() if leaf.ndim > 2]
         # Only the last layer: a head that is zero throughout would never move.
-        last = layers[-1].rpartition(".")[0]
-        for name in select(params, {"head"}):
-            if name.startswith(f"{last}."):
-                params[name] = torch.zeros_like(params[name])
-        return State(params, ctx.initial.buffers)
+        last = {name: leaf for name, leaf in heads.items() if name.startswith(f"{layers[-1]}.")}
+        return merge(ctx.initial, {name: torch.zeros_like(leaf) for name, leaf in last.items()})
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         assert ctx.class_counts is not None
@@ -69,7 +66,7 @@ class FedRoD(ServerAlgorithm):
         log_counts = torch.where(counts > 0, counts.clamp(min=1).log(), torch.full_like(counts, _ABSENT))
         phase = Phase(
             "body",
-            frozenset({"representation", GENERIC, "head"}),
+            WHOLE | {GENERIC},
             amount(self.epochs, self.steps),
             ctx.rates.sgd(round),
             two_losses,
@@ -78,7 +75,7 @@ class FedRoD(ServerAlgorithm):
         return run_phases(state, [phase], round, ctx, self.rows(round, ctx))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
-        return self.average(state, {"representation", GENERIC}, round, ctx)
+        return self.average(state, REPRESENTATION | {GENERIC}, round, ctx)
 
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:

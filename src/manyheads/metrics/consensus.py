@@ -1,5 +1,6 @@
 """How far the workers' representations are from agreeing."""
 
+from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.metrics.spread import spread
 from manyheads.network.base import Network
 from manyheads.tree import Params, select
@@ -12,5 +13,5 @@ def consensus_error(params: Params, network: Network) -> float:
 
 def consensus_errors(params: Params, network: Network) -> tuple[float, float]:
     """The same, and relative to |phibar|^2: not a number where phibar is zero."""
-    found = spread(select(params, {"representation"}), network)
+    found = spread(select(params, REPRESENTATION), network)
     return found.variance, found.variance / found.square_of_mean if found.square_of_mean else float("nan")
