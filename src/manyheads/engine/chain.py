@@ -168,10 +168,8 @@ class ChainKernel:
                 decay = 1 - sgd.lr * sgd.weight_decay
                 add_products_(weight[:active], c.d.mT, c.x, beta=decay, alpha=-sgd.lr)
             elif sgd.momentum:
-                momentum = self.descent.momentum
-                if name not in momentum:
-                    momentum[name] = torch.zeros_like(weight)
-                direction = add_products_(momentum[name][:active], c.d.mT, c.x, beta=sgd.momentum)
+                momentum = self.descent.momentum(name)[:active]
+                direction = add_products_(momentum, c.d.mT, c.x, beta=sgd.momentum)
                 if sgd.weight_decay:
                     direction.add_(weight[:active], alpha=sgd.weight_decay)
                 self.descent.move(name, direction)

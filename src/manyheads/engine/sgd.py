@@ -50,7 +50,7 @@ class Descent:
         """``params`` [W, ...] are the rows the phase moves; they are changed in place by ``step``."""
         self.sgd: SGD = phase.optimizer
         self.params = params
-        self.momentum: Params = {}
+        self._momentum: Params = {}
         self.proximal, self.mask = phase.proximal, phase.mask
 
     def step(self, gradients: Params) -> None:
@@ -68,10 +68,14 @@ class Descent:
         if self.sgd.weight_decay:
             gradient.add_(weight, alpha=self.sgd.weight_decay)
         if self.sgd.momentum:
-            if name not in self.momentum:
-                self.momentum[name] = torch.zeros_like(self.params[name])
-            gradient = self.momentum[name][:active].mul_(self.sgd.momentum).add_(gradient)
+            gradient = self.momentum(name)[:active].mul_(self.sgd.momentum).add_(gradient)
         self.move(name, gradient)
+
+    def momentum(self, name: str) -> Tensor:
+        """A leaf's momentum [W, ...], to be changed in place."""
+        if name not in self._momentum:
+            self._momentum[name] = torch.zeros_like(self.params[name])
+        return self._momentum[name]
 
     def move(self, name: str, direction: Tensor) -> None:
         """Go one step along ``direction`` [A, ...], with the proximal pull and the mask."""
