@@ -95,7 +95,6 @@ class LocalEngine:
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
         def score(row: int) -> tuple[Tensor, Tensor, Tensor]:
             model = self._model(params, buffers, row)
-            model.eval()
             here = shards.rows(row)
             # In double: a fraction of a few samples is then recorded as that fraction.
             metric, loss, count = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(3))
@@ -122,7 +121,6 @@ class LocalEngine:
 
         def one(row: int) -> list[Tensor]:
             model = self._model(params, buffers, row)
-            model.eval()
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(group(name) in phase.update)
             leaves = [model.get_parameter(name) for name in moving]
@@ -250,9 +248,10 @@ class LocalEngine:
         return torch_seed(seed) if self.seeded else nullcontext()
 
     def _model(self, params: Params, buffers: Buffers, row: int) -> Split:
+        """One worker's model in eval mode."""
         model = self._replica()
         point_at(model, params, buffers, row)
-        return model
+        return model.eval()
 
     def _replica(self) -> Split:
         """This thread's own copy of the net: a module can be pointed at one worker at a time only."""
