@@ -1,11 +1,19 @@
 """Small data sets for the tests of the data rooms."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from manyheads.data.dataset import Dataset
+
+
+@pytest.fixture(autouse=True)
+def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test finds does not depend on the data sets that this machine has."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("MANYHEADS_DATA", raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -15,12 +15,6 @@ from manyheads.errors import UserError
 RNG = np.random.default_rng(0)
 
 
-@pytest.fixture(autouse=True)
-def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MANYHEADS_DATA", raising=False)
-
-
 def batch(kind: Cifar, size: int) -> tuple[np.ndarray, np.ndarray]:
     return RNG.integers(0, 256, (size, 3072), np.uint8), RNG.integers(0, len(kind.classes), size)
 

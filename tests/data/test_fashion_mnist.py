@@ -19,7 +19,6 @@ def idx(array: np.ndarray) -> bytes:
 def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Layout:
     """Four small files in the published format, and the layout that expects them."""
     monkeypatch.setattr(fashion_mnist, "DEBIAN", tmp_path / "nowhere")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     rng = np.random.default_rng(0)
     arrays = [
         rng.integers(0, 256, (7, 28, 28), np.uint8),

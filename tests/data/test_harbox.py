@@ -8,12 +8,6 @@ from manyheads.data import harbox
 from manyheads.errors import UserError
 
 
-@pytest.fixture(autouse=True)
-def no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MANYHEADS_DATA", raising=False)
-
-
 def record(path: Path, num_windows: int, *, start: float = 0.0) -> None:
     """The published format: windows of 100 rows that overlap by half; channel c holds c + 1 times the sample number."""
     samples = start + np.arange(50 * (num_windows + 1))

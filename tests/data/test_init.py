@@ -25,8 +25,6 @@ def test_a_data_set_that_is_nowhere_says_what_to_put_where(
 
     monkeypatch.setattr("urllib.request.urlopen", no_network)
     monkeypatch.setattr("manyheads.data.fashion_mnist.DEBIAN", tmp_path / "nowhere")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MANYHEADS_DATA", raising=False)
     with pytest.raises(UserError, match=f"^{name} was not found .*put .* into {tmp_path}.*--data-dir"):
         data.load(name, tmp_path)
 

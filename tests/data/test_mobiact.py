@@ -34,9 +34,7 @@ def test_it_is_standardised_per_channel(tmp_path: Path, monkeypatch: pytest.Monk
     assert torch.equal(data.x_test, moved_along)
 
 
-def test_missing_or_foreign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("MANYHEADS_DATA", raising=False)
+def test_missing_or_foreign(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"put mobiact6\.npz into {tmp_path},"):
         load("mobiact", tmp_path)
     np.savez(tmp_path / "mobiact6.npz", x=RNG.normal(size=(20, 4)), y=np.arange(20) % 5)
