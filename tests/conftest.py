@@ -12,9 +12,11 @@ import torch
 
 from manyheads.algorithms import Algorithm, State
 from manyheads.data import Dataset, Federation
+from manyheads.engine.phase import Engine, Fit, Phase
 from manyheads.experiment import Experiment, Runtime
 from manyheads.session import Session, open_session
 from manyheads.topology import Mixing, Rows
+from manyheads.tree import Buffers, Params
 
 # Tests run in a process for every core: more threads would only wait for each other, which takes three times as long.
 torch.set_num_threads(1)
@@ -107,6 +109,18 @@ def mixing_of(*matrices: Any, directed: bool = False, doubly_stochastic: bool = 
     )
 
 
+class Recorder:
+    """An engine that trains, and remembers the rounds and phases that it was asked for."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.asked: list[tuple[int, Phase]] = []
+
+    def fit(self, params: Params, buffers: Buffers, phase: Phase, round: int, *, workers: torch.Tensor | None) -> Fit:
+        self.asked.append((round, phase))
+        return self.engine.fit(params, buffers, phase, round, workers=workers)
+
+
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
     """A test that draws from torch's generator draws the same every time, alone and among others."""
@@ -127,7 +141,14 @@ def held(federation: Federation) -> str:
 
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
-    """The functions above, for tests."""
+    """What is above, for tests."""
     return SimpleNamespace(
-        blobs=blobs, tiny=tiny, opened=opened, states=states, mixing_of=mixing_of, held=held, cpu=CPU
+        blobs=blobs,
+        tiny=tiny,
+        opened=opened,
+        states=states,
+        mixing_of=mixing_of,
+        Recorder=Recorder,
+        held=held,
+        cpu=CPU,
     )

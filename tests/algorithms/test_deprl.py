@@ -11,21 +11,10 @@ from manyheads.data import Dataset
 from manyheads.engine.phase import Epochs, Steps
 
 
-class Recorder:
-    """An engine that remembers the phases it was asked for."""
-
-    def __init__(self, engine) -> None:
-        self.engine, self.asked = engine, []
-
-    def fit(self, params, buffers, phase, round, *, workers=None):
-        self.asked.append((round, phase))
-        return self.engine.fit(params, buffers, phase, round, workers=workers)
-
-
 @pytest.mark.parametrize("kind", [DePRL, FedRep])
 def test_a_round_is_the_head_and_then_the_representation(lab, kind):
     session = lab.opened(lab.tiny(kind(head_epochs=3, frozen="eval"), rounds=2, lr=0.1, head_lr=0.05, decay=0.9))
-    recorder = Recorder(session.ctx.engine)
+    recorder = lab.Recorder(session.ctx.engine)
     lab.states(replace(session, ctx=replace(session.ctx, engine=recorder)))
     found = [
         (round, phase.stream, set(phase.update), phase.amount, phase.frozen, phase.optimizer.lr)
@@ -48,7 +37,7 @@ def test_steps_take_the_place_of_epochs(lab, kind):
     _, log = session.experiment.algorithm.local(session.experiment.algorithm.init(session.ctx), 0, session.ctx)
     assert {name: work.steps.tolist() for name, work in log.items()} == {"head": [6, 4, 4, 4], "body": [9, 6, 6, 6]}
     session = lab.opened(lab.tiny(kind(head_steps=2, body_steps=1)))
-    recorder = Recorder(session.ctx.engine)
+    recorder = lab.Recorder(session.ctx.engine)
     ctx = replace(session.ctx, engine=recorder)
     _, log = session.experiment.algorithm.local(session.experiment.algorithm.init(ctx), 0, ctx)
     assert {name: work.steps.tolist() for name, work in log.items()} == {"head": [2] * 4, "body": [1] * 4}

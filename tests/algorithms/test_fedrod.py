@@ -51,17 +51,6 @@ def test_equal_counts_are_plain_cross_entropy():
     torch.testing.assert_close(two_losses(outputs, y, same), expected)
 
 
-class Recorder:
-    """An engine that remembers the phases it was asked for."""
-
-    def __init__(self, engine) -> None:
-        self.engine, self.phases = engine, []
-
-    def fit(self, params, buffers, phase, round, *, workers=None):
-        self.phases.append(phase)
-        return self.engine.fit(params, buffers, phase, round, workers=workers)
-
-
 @pytest.mark.parametrize("precision", ["float64", "float32"])
 def test_absent_classes_are_left_out(lab, precision):
     """As log 0 would do, without an infinity: neither loss nor gradient knows of a class a worker does not have."""
@@ -69,10 +58,11 @@ def test_absent_classes_are_left_out(lab, precision):
     missing = torch.where(data.user_train == 0, data.y_train % 2, data.y_train)
     data = replace(data, y_train=missing, source=None)
     session = lab.opened(lab.tiny(FedRoD(), data=data, precision=precision))
-    recorder = Recorder(session.ctx.engine)
+    recorder = lab.Recorder(session.ctx.engine)
     kind, ctx = FedRoD(), replace(session.ctx, engine=recorder)
     kind.local(kind.init(ctx), 0, ctx)
-    log_counts = recorder.phases[0].constants["log_counts"]
+    ((_, phase),) = recorder.asked
+    log_counts = phase.constants["log_counts"]
     counts = torch.stack(
         [torch.bincount(session.federation.train.y[session.federation.train.rows(w)], minlength=3) for w in range(4)]
     )
