@@ -123,7 +123,7 @@ class Saver:
             session.notes.append("It is not known how alike the workers are: heads stay at their sites.")
             return {}
         if session.experiment.workers <= _MOST_MAPPED:
-            maps = similarities(self._everyones(own), _class_counts(session))
+            maps = similarities(self._everyones(own), session.everyone.class_counts)
             write_tensors(self.directory.path / SIMILARITY, maps)
         if record.similarity_heads is None and record.similarity_representations is None:
             return mean_cosines(dict(self._everyones(own)))
@@ -145,7 +145,7 @@ class Saver:
 
 def about(session: Session) -> dict[str, Any]:
     """What the summary of a run says besides its last record: how alike data are, who mixed, where it was computed."""
-    experiment, counts, found = session.experiment, _class_counts(session), dict[str, Any]()
+    experiment, counts, found = session.experiment, session.everyone.class_counts, dict[str, Any]()
     if counts is not None and session.ctx.network.may_gather_private and (mean := mean_cosine([counts])) is not None:
         found["similarity_data"] = mean
     if is_graph(experiment.graph) and experiment.workers <= _MOST_MIXED:
@@ -153,7 +153,3 @@ def about(session: Session) -> dict[str, Any]:
     if session.sites:
         found["disturbances"] = session.sites.disturbances
     return {**found, "root": experiment.root, "notes": session.notes, "runtime": session.describe_runtime()}
-
-
-def _class_counts(session: Session) -> Tensor | None:
-    return None if session.everyone.num_classes is None else session.everyone.class_counts

@@ -227,7 +227,7 @@ def _context(
     network: Network,
 ) -> Context:
     """What the algorithm may use."""
-    device, ids = workload.train.x.device, federation.ids
+    device, ids, counts = workload.train.x.device, federation.ids, federation.class_counts
     return Context(
         engine=engine,
         network=network,
@@ -235,7 +235,7 @@ def _context(
         model=model,
         rates=rates(experiment),
         objective=single_head(workload.loss),
-        class_counts=None if federation.num_classes is None else federation.class_counts.to(device, experiment.dtype),
+        class_counts=None if counts is None else counts.to(device, experiment.dtype),
         sizes=_sizes(federation, experiment.algorithm, network),
         ids=ids,
         source=workload.source,

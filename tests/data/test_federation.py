@@ -202,7 +202,7 @@ def test_workers_with_parts_of_their_own() -> None:
 
 def test_regression(regression: Dataset) -> None:
     federation = federate(regression, workers=3, split="iid", validation=0.1, seed=1)
-    assert federation.class_counts.shape == (3, 0)
+    assert federation.class_counts is None
     assert federation.majority_floor() is None
     assert federation.train.y.dtype == torch.float32
     assert federation.indices()["train.y"].dtype == torch.float32

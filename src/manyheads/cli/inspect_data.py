@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
         dataset = data.load(name, runtime.data_dir, downloading)
     federation = deal(experiment, dataset)
     print(facts(describe(federation)))
-    if federation.num_classes is None:
+    if federation.class_counts is None:
         return
     counts = federation.class_counts.numpy()
     print(f"\n{text_map(counts)}\n")

@@ -46,10 +46,10 @@ class Federation:
     """The data set's fingerprint where it may change under its name; None: what it is called says it all."""
 
     @cached_property
-    def class_counts(self) -> Tensor:
-        """Train samples by worker and class, as the worker names the classes: [W, C] int64 (C is 0 in a regression)."""
+    def class_counts(self) -> Tensor | None:
+        """Train samples by worker and class, as the worker names the classes: [W, C] int64; None in a regression."""
         if self.num_classes is None:
-            return torch.zeros(len(self.ids), 0, dtype=torch.int64)
+            return None
         cells = len(self.ids) * self.num_classes
         cell = _worker_of_entry(self.train) * self.num_classes + self.train.y
         return torch.bincount(cell, minlength=cells).view(len(self.ids), self.num_classes)
@@ -63,6 +63,7 @@ class Federation:
 
     def majority_floors(self) -> Tensor:
         """The floor of each worker, [W] in double precision; NaN: it has no test samples."""
+        assert self.class_counts is not None, "a regression has no classes"
         worker = _worker_of_entry(self.test)
         hit = (self.test.y == self.class_counts.argmax(1)[worker]).double()
         weight = torch.ones_like(hit) if self.test.weight is None else self.test.weight.double()
@@ -173,9 +174,8 @@ def describe(federation: Federation) -> list[tuple[str, str]]:
         for part, shards in federation._parts().items()
         if len(shards.index)
     ]
-    floor = federation.majority_floor()
-    if federation.num_classes is not None:
-        counts = federation.class_counts.double()
+    if federation.class_counts is not None:
+        counts, floor = federation.class_counts.double(), federation.majority_floor()
         share = float((counts.amax(1) / counts.sum(1)).mean())
         present = float((counts > 0).sum(1).double().mean())
         lines += [
