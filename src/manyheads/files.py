@@ -183,7 +183,16 @@ def write_json(path: Path, value: Any) -> None:
 
 def to_json(value: Any, indent: int | None = None) -> str:
     """JSON that every reader takes: numbers that are not finite become null."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+    return json.dumps(with_floats(value, lambda x: x if isfinite(x) else None), indent=indent, allow_nan=False)
+
+
+def with_floats(value: Any, change: Callable[[float], Any]) -> Any:
+    """A value that JSON can hold, every float in it changed."""
+    if isinstance(value, float):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: with_floats(item, change) for key, item in value.items()}
+    return [with_floats(item, change) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _seal(tensors: Mapping[str, Tensor]) -> str:
@@ -204,13 +213,3 @@ def _chunks(head: bytes, leaves: Iterable[Tensor]) -> Iterator[bytes | memoryvie
     yield head
     for leaf in leaves:
         yield as_bytes(leaf)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

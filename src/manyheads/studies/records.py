@@ -18,7 +18,7 @@ import numpy as np
 from safetensors import safe_open
 
 from manyheads.errors import UserError
-from manyheads.files import disk_errors, make_folder, replacing, to_json, write_atomically
+from manyheads.files import disk_errors, make_folder, replacing, to_json, with_floats, write_atomically
 from manyheads.report.collect import Finished, find_runs
 from manyheads.store import Run
 from manyheads.store.layout import (
@@ -213,13 +213,9 @@ def _sizes(partition: Path) -> dict[str, list[int]]:
 
 
 def _lines(rows: Iterable[dict[str, Any]]) -> bytes:
-    return "".join(to_json(_rounded(row)) + "\n" for row in rows).encode()
+    return "".join(to_json(with_floats(row, _rounded)) + "\n" for row in rows).encode()
 
 
-def _rounded(value: Any) -> Any:
-    """Numbers with as many digits as anybody reads."""
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    return [_rounded(item) for item in value] if isinstance(value, list) else value
+def _rounded(number: float) -> float:
+    """With as many digits as anybody reads."""
+    return float(f"{number:.{_DIGITS}g}")
