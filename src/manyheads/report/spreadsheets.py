@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -109,10 +109,13 @@ def _plain(summary: Line) -> Line:
 def _csv(lines: Iterable[Line]) -> str:
     table = list(lines)
     header = list(dict.fromkeys(name for line in table for name in line))
+    return csv_text(header, ([_harmless(line.get(name)) for name in header] for line in table))
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """A table as CSV."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([_harmless(line.get(name)) for name in header] for line in table)
+    csv.writer(out, lineterminator="\n").writerows([header, *rows])
     return out.getvalue()
 
 

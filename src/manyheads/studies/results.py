@@ -1,7 +1,5 @@
 """What a study has to report on: its trials, those of them that are recorded, and the files it writes."""
 
-import csv
-import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +10,7 @@ from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
 from manyheads.report.drawing import Picture
 from manyheads.report.numbers import Stat, at_end, majority_floor, number
+from manyheads.report.spreadsheets import csv_text
 from manyheads.studies.published import DATA, STAND_IN
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
@@ -39,11 +38,8 @@ class Report:
 
     def add_csv(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Numbers to compute with."""
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows([_plain(value) for value in row] for row in rows)
-        self.files[f"{self.name}.csv"] = text.getvalue().encode()
+        plain = ([_plain(value) for value in row] for row in rows)
+        self.files[f"{self.name}.csv"] = csv_text(header, plain).encode()
 
     def add_picture(self, picture: Picture) -> None:
         """A picture in the page."""
