@@ -51,7 +51,7 @@ def mean_cosine(leaves: Sequence[Tensor]) -> float | None:
     total = 0.0
     for leaf in leaves:
         for rows in flatten(leaf).split(max(1, min(COLUMNS, _BLOCK_NUMBERS // count)), dim=1):
-            total += float((rows.to(torch.float64) * scale).sum(0).square().sum())
+            total += float(rows.to(torch.float64, copy=True).mul_(scale).sum(0).square_().sum())
     return (total - int((norms != 0).sum())) / (count * (count - 1))
 
 

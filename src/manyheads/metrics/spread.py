@@ -48,5 +48,6 @@ def _square_distances(leaf: Tensor, point: Tensor) -> Tensor:
     total = torch.zeros(len(leaf), dtype=torch.float64, device=leaf.device)
     blocks = zip(flatten(leaf).split(COLUMNS, dim=1), point.flatten().split(COLUMNS), strict=True)
     for rows, middle in blocks:
-        total += (rows.to(torch.float64) - middle).square().sum(1)
+        # In one copy: memory for more of them costs more than the arithmetic.
+        total += rows.to(torch.float64, copy=True).sub_(middle).square_().sum(1)
     return total
