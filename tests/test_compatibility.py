@@ -273,7 +273,9 @@ def test_a_sample_that_the_net_cannot_take_is_told_with_the_round(lab):
     words, labels = np.arange(240).reshape(60, 4) % 9, np.arange(60) % 3
     words[17] = 9
     experiment = lab.tiny(DePRL(), data=from_arrays(words, labels), model=Reader, split="iid")
-    with pytest.raises(UserError, match=r"^in round 1 your code fails in .*compatibility.py, line \d+: IndexError"):
+    with pytest.raises(
+        UserError, match=r"^in round 1 of deprl your code fails in .*compatibility.py, line \d+: IndexError"
+    ):
         list(train(experiment, lab.cpu))
 
 
@@ -291,7 +293,9 @@ def test_a_sample_that_a_layer_of_torchs_cannot_take_is_told_with_the_layer(lab,
         return torch.nn.Sequential(Words(), torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(16, 3))
 
     experiment = lab.tiny(DePRL(), data=from_arrays(words, labels), model=net, split="iid")
-    with pytest.raises(UserError, match=r"^in round 1 your code fails in Embedding\(9, 4\): IndexError: index out of"):
+    with pytest.raises(
+        UserError, match=r"^in round 1 of deprl your code fails in Embedding\(9, 4\): IndexError: index out of"
+    ):
         list(train(experiment, replace(lab.cpu, engine=engine)))
 
 

@@ -26,8 +26,7 @@ class Passing(UserError):
 def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
     """Say in one line what goes wrong in the user's own code, and where; the cause stays behind it.
 
-    Not ``surely``: only where the code that fails was called by the user's, or is a layer of torch's that refuses the
-    values it is given.
+    Not ``surely``: only where the code that fails was called by the user's, or is a layer of torch's.
     """
     try:
         yield
@@ -35,11 +34,12 @@ def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
         raise
     except Exception as error:
         line, layer = _places(error)
-        # Shapes, of which torch says RuntimeError, were tried before: one that does not fit later is more likely ours.
-        refused = layer and isinstance(error, (ValueError, IndexError))
-        if is_out_of_memory(error) or not (surely or line or refused):
+        if is_out_of_memory(error) or not (surely or line or layer):
             raise
-        raise UserError(f"{what} fails{line or layer}: {first_line(error)}") from error
+        said = f"{what} fails{line or layer}: {first_line(error)}"
+        if layer and not line:
+            said = f"{said.rstrip('.')}. Change this layer, or what it is given."
+        raise UserError(said) from error
 
 
 def _places(error: Exception) -> tuple[str, str]:

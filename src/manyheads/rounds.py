@@ -61,14 +61,17 @@ def run(session: Session) -> Iterator[Step]:
     if out is None:
         if sites and sites.away:
             raise sites.never_there(experiment.data)
-        return _guarded(_rounds(session, Start(0, starting_state(experiment.algorithm, session.ctx)), None), 0)
+        start = Start(0, starting_state(experiment.algorithm, session.ctx))
+        return _guarded(_rounds(session, start, None), 0, experiment.algorithm.name)
     with ExitStack() as held:
         directory = open_directory(session, session.folder(out), held)
         if is_finished(session, directory):
             return iter(())
         saver = Saver(session, directory)
         start = take_up(session, saver)
-        return _holding(held.pop_all(), _guarded(_rounds(session, start, saver), start.round))
+        return _holding(
+            held.pop_all(), _guarded(_rounds(session, start, saver), start.round, experiment.algorithm.name)
+        )
 
 
 def _holding(held: ExitStack, steps: Iterator[Step]) -> Iterator[Step]:
@@ -76,10 +79,10 @@ def _holding(held: ExitStack, steps: Iterator[Step]) -> Iterator[Step]:
         yield from steps
 
 
-def _guarded(steps: Iterator[Step], done: int) -> Iterator[Step]:
+def _guarded(steps: Iterator[Step], done: int, algorithm: str) -> Iterator[Step]:
     """The steps after round ``done``; one in which code of the user's fails, as a net on an odd sample, says so."""
     while True:
-        with user_code(f"in round {done + 1} your code", surely=False):
+        with user_code(f"in round {done + 1} of {algorithm} your code", surely=False):
             step = next(steps, None)
         if step is None:
             return

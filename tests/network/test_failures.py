@@ -221,7 +221,7 @@ def test_a_failure_of_the_users_code_is_one_line(start_together, tmp_path: Path)
     (tmp_path / "broken.py").write_text(BROKEN)
     words = ("--model", "broken:net", "--out", tmp_path / "run")
     started = start_together(2, PROGRAM, *TRAIN, *words, folders=[tmp_path] * 2)
-    where = f"in round 1 your code fails in {tmp_path / 'broken.py'}, line 8"
+    where = f"in round 1 of deprl your code fails in {tmp_path / 'broken.py'}, line 8"
     assert only_line(started) == f"manyheads (process 1): {where}: ZeroDivisionError: of all things"
 
 
