@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.base import Schedule, twins
-from manyheads.algorithms.checking import check_class, prepared_net
+from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import not_negative, positive, settle, shown, wanted
 from manyheads.data import Dataset, is_by_worker
@@ -315,4 +315,5 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
     for name in options:
         if name not in known:
             raise unknown(f"option of {kind.name}", name, known)
-    return kind(**options)
+    with making(kind, options):
+        return kind(**options)

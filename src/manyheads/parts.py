@@ -9,6 +9,7 @@ from torch import Tensor
 
 from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
+from manyheads.algorithms.checking import making
 from manyheads.data import Dataset, Federation, federate, may_change
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError, flag
@@ -46,7 +47,8 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
 def usual_options(given: Mapping[str, Any], algorithm: type[Algorithm] = DePRL) -> dict[str, Any]:
     """The default of every option in one table, where the data, net and batch size are those of a run's ``given``."""
     data, model, batch_size = (given.get(name) for name in ("data", "model", "batch_size"))
-    begun = Experiment(algorithm=algorithm(), data=data if isinstance(data, str) else "")
+    with making(algorithm, {}):
+        begun = Experiment(algorithm=algorithm(), data=data if isinstance(data, str) else "")
     usual = flat(resolve(begun, shape_for(model)).describe())
     if batch_size is not None:
         usual["step_seconds"] = step_seconds(model, batch_size)

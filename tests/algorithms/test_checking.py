@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.algorithms import REGISTRY
+from manyheads.algorithms import REGISTRY, fact
 from manyheads.algorithms.base import Algorithm, Context, State, Work
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.cli import options
@@ -18,6 +18,7 @@ from manyheads.cli.parser import Parser
 from manyheads.engine.phase import Epochs
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.parts import usual_options
 from manyheads.rounds import train
 from manyheads.tree import clone, select
 
@@ -255,3 +256,50 @@ def test_a_class_that_is_no_frozen_dataclass() -> None:
         says = rf"{kind.__name__} is not a frozen dataclass: write @dataclass\(frozen=True, kw_only=True\) above it"
         with pytest.raises(UserError, match=says):
             Experiment(algorithm=kind())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picky(Sound):
+    every: int = 1
+    """It fails with any other."""
+
+    name: ClassVar[str] = "picky"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        {1: "every round"}[self.every]
+
+    @property
+    def uses_sizes(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broken(Picky):
+    every: int = 2
+
+
+def on_the_command_line() -> None:
+    parser = Parser()
+    options.add_options(parser)
+    options.experiments(parser.parse(["picky", "--every", "2"]))
+
+
+def in_a_file() -> None:
+    Experiment.from_json(Experiment(algorithm=Picky()).to_json().replace('"every": 1', '"every": 2'))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (on_the_command_line, r"Picky\(every=2\)"),
+        (in_a_file, r"Picky\(every=2\)"),
+        (lambda: fact("picky", {"every": 2}, "uses_sizes"), r"Picky\(every=2\)"),
+        (lambda: usual_options({}, Broken), r"Broken\(\)"),
+    ],
+    ids=["command line", "file", "report", "inspect run"],
+)
+def test_options_that_an_own_algorithm_fails_with_are_told_in_one_line(monkeypatch, make, says):
+    monkeypatch.setitem(REGISTRY, "picky", Picky)
+    with pytest.raises(UserError, match=rf"^{says} fails in {__file__}, line \d+: KeyError: 2$"):
+        make()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyheads.algorithms.base import Algorithm, Context, State
+from manyheads.algorithms.checking import making
 from manyheads.algorithms.d_psgd import DPSGD
 from manyheads.algorithms.deprl import DePRL
 from manyheads.algorithms.dispfl import DisPFL
@@ -47,7 +48,8 @@ def fact(name: str, options: Mapping[str, Any], about: str) -> Any:
     if found is None or not isinstance(said, property):
         return said
     known = {option: value for option, value in options.items() if option in found.__dataclass_fields__}
-    return getattr(found(**known), about)
+    with making(found, known):
+        return getattr(found(**known), about)
 
 
 def title_of(name: str) -> str:

@@ -1,20 +1,26 @@
 """What an algorithm is and gives back, looked at before it is used: it may be the user's own, and mistaken."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
 from functools import cache
 from inspect import get_annotations, getattr_static, isfunction, signature
-from typing import ClassVar, get_origin, get_type_hints
+from typing import Any, ClassVar, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
-from manyheads.checks import Kind, kind_of
+from manyheads.checks import Kind, kind_of, shown
 from manyheads.errors import UserError, user_code
 from manyheads.models.split import Split
 from manyheads.randomness import standing
+
+
+def making(kind: type[Algorithm], options: Mapping[str, Any]) -> AbstractContextManager[None]:
+    """Around what makes an algorithm with some options: which ones its ``__post_init__`` fails with is said."""
+    given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())
+    return user_code(f"{kind.__name__}({given})")
 
 
 def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:

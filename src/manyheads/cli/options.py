@@ -15,9 +15,10 @@ from typing import Any
 
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.algorithms.base import twins
+from manyheads.algorithms.checking import making
 from manyheads.checks import wanted
 from manyheads.cli.parser import number, whole_number
-from manyheads.errors import UserError, flag, unknown, user_code
+from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime, check_algorithm
 from manyheads.parts import exchange
 from manyheads.presets import PRESETS, apply
@@ -198,7 +199,11 @@ def _algorithms(start: Any, args: argparse.Namespace) -> list[Algorithm]:
         if steps in values or epochs in values:
             # The one that is given takes the place of what a file or preset says.
             values = {name: known[name].default for name in (steps, epochs)} | values
-    return [replace(start, **chosen) for chosen in _combinations(values)]
+    found = []
+    for chosen in _combinations(values):
+        with making(kind, chosen):
+            found.append(replace(start, **chosen))
+    return found
 
 
 def _combinations(values: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -229,7 +234,7 @@ def _algorithm_options() -> dict[str, dict[str, Option]]:
     """Option name -> algorithm name -> the option as that algorithm has it."""
     found: dict[str, dict[str, Option]] = {}
     for algorithm, kind in REGISTRY.items():
-        with user_code(f"{kind.__name__}()"):
+        with making(kind, {}):
             check_algorithm(kind())
         for name, option in options_of(kind).items():
             found.setdefault(name, {})[algorithm] = option
