@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyheads.units import human_bytes, human_seconds, no_finer, plural, plus_minus, short
+from manyheads.units import counted, human_bytes, human_seconds, no_finer, plural, plus_minus, short
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,4 @@ def test_a_mean_stands_alone_where_it_has_no_deviation() -> None:
 @pytest.mark.parametrize(("noun", "several"), [("round", "rounds"), ("process", "processes"), ("batch", "batches")])
 def test_one_is_called_otherwise_than_several(noun: str, several: str) -> None:
     assert [plural(noun, count) for count in (0, 1, 2)] == [several, noun, several]
+    assert [counted(count, noun) for count in (1, 2)] == [f"1 {noun}", f"2 {several}"]

@@ -16,6 +16,7 @@ from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split
 from manyheads.randomness import every_seed, generator, torch_seed
 from manyheads.tree import group
+from manyheads.units import counted
 
 _DRAWS = 8
 """How often a transform is tried: one that flips a coin, and not by its generator, is all but surely found out."""
@@ -140,7 +141,7 @@ def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> N
     for found, count in ((together, len(y)), (alone, 1)):
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise UserError(
-                f"the {name} gives {_form(found)} for {count} samples: it must give one number per sample,"
+                f"the {name} gives {_form(found)} for {counted(count, 'sample')}: it must give one number per sample,"
                 f" [{count}], not their mean or sum."
             )
     if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):

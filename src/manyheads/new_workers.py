@@ -23,7 +23,7 @@ from manyheads.session import Session, open_session
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION
 from manyheads.tree import Params, fingerprint, repeat, row_shapes, select
-from manyheads.units import plural
+from manyheads.units import counted
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         )
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
-    trained = f"{learned.round} {plural('round', learned.round)}"
+    trained = counted(learned.round, "round")
     session.notes.append(f"Representation after {trained} of {run.path}: {_whose(run.hosted(), new.representation)}.")
     initial = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
     return replace(session, ctx=replace(session.ctx, initial=initial))

@@ -16,7 +16,7 @@ from manyheads.sites import Sites, refuse_others
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION, finished_rounds
 from manyheads.tree import row_shapes
-from manyheads.units import plural
+from manyheads.units import counted
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
     # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
     held = finished_rounds(directory.path) if session.sharers.rank == 0 else 0
     finished = held >= rounds
-    asked = f"the {rounds} {plural('round', rounds)} asked for"
+    asked = f"the {counted(rounds, 'round')} asked for"
     count = session.processes.total(finished)
     if not count:
         return False

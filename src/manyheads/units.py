@@ -32,6 +32,11 @@ def plural(noun: str, count: float) -> str:
     return noun if count == 1 else noun + ("es" if noun.endswith(("s", "ch")) else "s")
 
 
+def counted(count: int, noun: str) -> str:
+    """So many of them: ``1 round``, ``2 rounds``."""
+    return f"{count} {plural(noun, count)}"
+
+
 def short(value: float, digits: int = 3) -> str:
     """A number of whatever size in so many digits: ``0.0559``, ``12.0``, ``1.98e-06``."""
     return f"{value:#.{digits}g}".removesuffix(".") if value else "0"

@@ -25,9 +25,18 @@ def test_lines(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(board, "_PATIENCE_SECONDS", 0.0)
     assert board.follow(NEWS, RUNS, "running", finished=1) == {"bad": NEWS[4]}
     lines = capsys.readouterr().out.splitlines()
-    assert lines[:2] == ["running  1 of 3 runs were finished before", "running  1/3 runs  5/12 rounds"]
+    assert lines[:2] == ["running  1 of 3 runs finished before", "running  1/3 runs  5/12 rounds"]
     assert next(line for line in lines if "failed:" in line).endswith("bad: failed: it broke.")
     assert any("left" in line for line in lines)
+
+
+def test_of_one_run_of_one_round_it_speaks_as_of_one(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board, "_PATIENCE_SECONDS", 0.0)
+    board.follow([News(0, "running", 1)], [board.Shown("only", 1)], "running", finished=1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["running  1 of 1 run finished before", "running  0/1 run  1/1 round"]
 
 
 def test_first_rounds_say_little_about_the_others(
@@ -75,7 +84,7 @@ def test_a_score_carries_its_name(capsys: pytest.CaptureFixture, validation: boo
     scores = {"accuracy_mean": -0.25, "accuracy_validation": 0.5, "majority_floor": floor}
     record = Record(**{**values, **scores})  # pyright: ignore[reportArgumentType]
     board.follow([News(0, "running", 4, record), News(0, "finished", 4)], RUNS[:1], "running", validation=validation)
-    assert capsys.readouterr().out.splitlines()[-1] == f"running  1/1 runs  old: {said}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"running  1/1 run  old: {said}"
 
 
 def test_quiet(capsys: pytest.CaptureFixture) -> None:

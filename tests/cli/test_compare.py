@@ -68,7 +68,7 @@ def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture, request: 
     before = _runs("all")
     request.getfixturevalue("undrawn")
     again = _compare(capsys, *words)
-    assert again[0] == "running  8 of 8 runs were finished before"
+    assert again[0] == "running  8 of 8 runs finished before"
     assert [line for line in again if " ± " in line] == [line for line in lines if " ± " in line]
     assert _runs("all") == before
 
@@ -167,9 +167,7 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     assert any(": validation " in line for line in lines)
     before = _runs("tuned")
     again = _compare(capsys, *words)
-    assert [line for line in again if line.startswith(("tuning", "running"))] == [
-        "tuning  4 of 4 runs were finished before"
-    ]
+    assert [line for line in again if line.startswith(("tuning", "running"))] == ["tuning  4 of 4 runs finished before"]
     quiet = _compare(capsys, *words, "--quiet")
     assert quiet == again[again.index(quiet[1]) - 1 :]
     assert _runs("tuned") == before

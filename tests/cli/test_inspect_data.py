@@ -42,5 +42,6 @@ def test_text_map_fits_a_screen() -> None:
     lines = text_map(np.ones((500, 130), int)).splitlines()
     assert "3 in a column" in lines[0]
     assert "460 more workers" in lines[-1]
+    assert text_map(np.ones((41, 2), int)).endswith("and 1 more worker in the picture")
     assert len(lines) <= 42
     assert max(map(len, lines)) <= 80

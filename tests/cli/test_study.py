@@ -42,20 +42,22 @@ def test_dry_run_says_what_it_takes_and_writes_nothing(tmp_path: Path, capsys: p
     assert "cifar10-deprl-dirichlet0.5-ring-128-seed1234" in out
     assert "12 runs, 0 of them recorded." in out
     assert "estimates" in out
+    _study("similarity", "--dry-run", "--device", "cpu", "--quick")
+    assert "1 run, 0 of them recorded." in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_small_study_from_beginning_to_end(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     _study("consensus", *SMALL)
     out = capsys.readouterr().out
-    assert "consensus: 2 of 2 runs are still to be made" in out
+    assert "consensus: 2 of 2 runs still to be made" in out
     assert out.splitlines()[-1] == "runs/quick/consensus.md"
     page = (tmp_path / "runs/quick/consensus.md").read_text()
     assert "2 of 6 runs are recorded." in page
     assert "consensus-digits.svg" in page
     assert list((tmp_path / "runs/studies").iterdir()) == []
     _study("consensus", *SMALL)
-    assert "consensus: 0 of 2 runs are still to be made" in capsys.readouterr().out
+    assert "consensus: 0 of 2 runs still to be made" in capsys.readouterr().out
 
 
 def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

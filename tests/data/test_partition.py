@@ -156,7 +156,7 @@ def test_a_hopeless_draw_is_topped_up_and_says_so(toy: Make) -> None:
     held = np.bincount(partition.owner, minlength=128)
     assert held.min() == 10
     (note,) = partition.notes
-    assert "samples were moved" in note and "dirichlet:0.1" in note
+    assert "samples moved to them" in note and "dirichlet:0.1" in note
     counts = np.bincount(data.y_train.numpy() * 128 + partition.owner, minlength=640).reshape(5, 128)
     assert (partition.share[counts > 0] > 0).mean() > 0.99
     assert np.abs(partition.share * 5460 - counts).max() < 2

@@ -1,4 +1,5 @@
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -6,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from manyheads.algorithms import DPSGD, REGISTRY, fact
+from manyheads.report import write
 from manyheads.report.comparison import open_comparison
 from manyheads.report.findings import caveats, conditions, outcome, title, verdict
 
@@ -27,6 +29,14 @@ def test_a_few_systems_are_named_in_the_title_and_many_below_it(tmp_path: Path, 
     comparison = open_comparison(tmp_path)
     assert title(comparison) == "DePRL and 3 others on digits"
     assert conditions(comparison).startswith("DePRL, FedAvg, Ditto and Local: 8 workers")
+
+
+def test_of_one_a_report_speaks_as_of_one(tmp_path: Path, write_run):
+    write_run(tmp_path / "run", "join", {"learned_by": "deprl"}, workers=1, rounds=1, similarity=True)
+    comparison = open_comparison(tmp_path)
+    assert conditions(comparison) == "1 worker, graph none, split dirichlet:0.1, 1 round, seed 1."
+    found = re.findall(r"\b1 (?:workers|rounds|seeds|runs|samples)\b.{9}", write(comparison).read_text())
+    assert found == ["1 runs them one"], "said of --threads 1"
 
 
 def test_systems_with_commas_of_their_own_are_told_apart(tmp_path: Path, write_run):

@@ -43,7 +43,8 @@ def test_reports_on_all_and_on_nothing(name: str, tmp_path: Path, records_lab: S
     page = STUDIES[name].write(QUICK, records, tmp_path)
     text = page.read_text()
     assert text.startswith(f"# {STUDIES[name].title}\n")
-    assert f"{len(trials)} of {len(trials)} runs are recorded." in text
+    all_of_them = "1 of 1 run is" if len(trials) == 1 else f"{len(trials)} of {len(trials)} runs are"
+    assert f"\n{all_of_them} recorded." in text
     for line in text.splitlines():
         if line.startswith("!["):
             assert (tmp_path / line.rpartition("(")[2].rstrip(")")).exists()

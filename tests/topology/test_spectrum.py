@@ -74,6 +74,7 @@ def test_describe_says_it_all_in_short_lines():
     assert (ring["links"], ring["messages a round"], ring["neighbours"]) == ("128", "256", "2")
     assert (ring["P"], ring["1 / gap"]) == ("doubly stochastic", "1,245 rounds")
     assert "note" not in ring
+    assert dict(describe(build_mixing("full", 8)))["1 / gap"] == "1 round"
     assert dict(describe(build_mixing("star", 5)))["neighbours"] == "1 to 4"
     assert dict(describe(build_mixing("one-peer-exponential", 12)))["changes"] == "in a cycle of 4 rounds"
     assert "first 8" in dict(describe(build_mixing("ring", 12, link_failure=0.1)))["changes"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from manyheads.cli.terminal import FIRST_ROUND, while_waiting
 from manyheads.cli.text import outcome, score
 from manyheads.jobs import News
-from manyheads.units import human_seconds
+from manyheads.units import counted, human_seconds
 
 _PATIENCE_SECONDS = 10.0
 """The longest time without a line where there is no live display."""
@@ -56,7 +56,7 @@ def follow(
                     failed[runs[item.job].label] = item
                 tell(item)
     except KeyboardInterrupt:
-        done = f"{tally.ended} of {len(runs)} runs had ended"
+        done = f"{tally.ended} of {counted(len(runs), 'run')} had ended"
         raise KeyboardInterrupt(f"stopped; {done}; the same command continues.") from None
     return failed
 
@@ -94,7 +94,7 @@ class _Tally:
         return sum(self.rounds)
 
     def __str__(self) -> str:
-        parts = [f"{self.ended}/{len(self.runs)} runs"]
+        parts = [f"{self.ended}/{counted(len(self.runs), 'run')}"]
         if self.failed:
             parts.append(f"{self.failed} failed")
         to_come = sum((run.rounds - done) * run.seconds for run, done in zip(self.runs, self.rounds, strict=True))
@@ -114,13 +114,13 @@ class _Tally:
 def _lines(tally: _Tally, finished: int) -> Iterator[Tell]:
     said = time.monotonic() - _PATIENCE_SECONDS
     if finished:
-        print(f"{tally.title}  {finished} of {len(tally.runs)} runs were finished before", flush=True)
+        print(f"{tally.title}  {finished} of {counted(len(tally.runs), 'run')} finished before", flush=True)
 
     def tell(news: News) -> None:
         nonlocal said
         line = tally.verdict(news)
         if line is None and news.state == "running" and time.monotonic() - said >= _PATIENCE_SECONDS:
-            line = f"{tally.done}/{tally.total} rounds"
+            line = f"{tally.done}/{counted(tally.total, 'round')}"
         if line is not None:
             said = time.monotonic()
             print(f"{tally.title}  {tally}  {line}", flush=True)

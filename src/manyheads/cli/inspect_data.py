@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from manyheads.cli.parser import Commands, Parser
+from manyheads.units import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -79,5 +80,5 @@ def text_map(counts: "np.ndarray") -> str:
         cells = "".join(_SHADES[shade] * wide for shade in level[worker])
         lines.append(f"{worker:>6}  {counts[worker].sum():>7}  │{cells}│")
     if num_workers > _MOST_ROWS:
-        lines.append(f"{'...':>6}  and {num_workers - _MOST_ROWS} more workers in the picture")
+        lines.append(f"{'...':>6}  and {counted(num_workers - _MOST_ROWS, 'more worker')} in the picture")
     return "\n".join(lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from manyheads.cli.parser import Commands, Parser, whole_number
 from manyheads.errors import UserError, user_code
-from manyheads.units import plural
+from manyheads.units import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> None:
         )
     inputs = _inputs(x, described, args.data)
     # What is going on is said on stderr: a script may read the classes.
-    with redirect_stdout(sys.stderr), waiting(f"predicting {len(x)} {plural('sample', len(x))}"):
+    with redirect_stdout(sys.stderr), waiting(f"predicting {counted(len(x), 'sample')}"):
         probabilities = _predict(net, inputs, described["num_classes"])
     if not (sound := np.isfinite(probabilities).all(1)).all():
         raise UserError(
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> None:
     if y is not None and run.description["relabel"]:
         print(f"no accuracy: after --relabel, worker {args.worker} numbers the classes in its own order")
     elif y is not None:
-        print(f"accuracy {100 * (classes == y).mean():.1f} % on {len(y)} {plural('sample', len(y))}")
+        print(f"accuracy {100 * (classes == y).mean():.1f} % on {counted(len(y), 'sample')}")
     elif args.out is None:
         print("\n".join(map(str, classes)))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.parser import Commands, Parser, number
 from manyheads.errors import UserError
-from manyheads.units import plural
+from manyheads.units import counted
 
 if TYPE_CHECKING:
     from manyheads.experiment import Runtime
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> None:
         _report(args.name, size, folder)
     if errors:
         (first, why), *_ = errors.items()
-        raise UserError(f"{len(errors)} {plural('run', len(errors))} failed, the first {first}: {why}")
+        raise UserError(f"{counted(len(errors), 'run')} failed, the first {first}: {why}")
 
 
 def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
@@ -137,7 +137,7 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
         for trial, one in zip(missing, estimates, strict=True)
     ]
     whole = total(estimates)
-    said = f"{len(trials)} runs, {len(trials) - len(missing)} of them recorded."
+    said = f"{counted(len(trials), 'run')}, {len(trials) - len(missing)} of them recorded."
     if not missing:
         return said
     kind = "measured on similar runs" if whole.measured else "estimates"
@@ -159,7 +159,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     runtime, records = _runtime(args), Records(folder)
     missing = records.missing(trials)
     if not args.quiet:
-        print(f"{args.name}: {len(missing)} of {len(trials)} runs are still to be made", flush=True)
+        print(f"{args.name}: {len(missing)} of {counted(len(trials), 'run')} still to be made", flush=True)
     missing = _with_data(missing, runtime.data_dir, strict=args.name != NAME)
     # A command that goes on where it stopped packs what it had made before, too.
     made = [trial for trial in trials if trial not in missing and records.have(trial)]
@@ -178,7 +178,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     with closing(runner.run(missing, args.budget_seconds)) as news:
         errors = follow(news, shown, args.name, quiet=args.quiet)
     if left := sum(not records.have(trial) for trial in missing) - len(errors):
-        print(f"{left} {plural('run', left)} left: the same command makes the rest when given more time.", flush=True)
+        print(f"{counted(left, 'run')} left: the same command makes the rest when given more time.", flush=True)
     return {name: news.error for name, news in errors.items()}
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
-from manyheads.units import human_bytes, human_seconds, no_finer, plural, short
+from manyheads.units import counted, human_bytes, human_seconds, no_finer, short
 
 _NOTHING = "–"
 
@@ -17,8 +17,8 @@ def headline(title: str, options: Mapping[str, Any]) -> str:
 
     graph = "no graph" if options["graph"] == "none" else brief(options["graph"])
     workers, rounds = options["workers"], options["rounds"]
-    trains = f"{options['split']}, {graph}, {options['model']}, {rounds} {plural('round', rounds)}"
-    return f"{title} on {options['data']}: {workers} {plural('worker', workers)}, {trains}"
+    trains = f"{options['split']}, {graph}, {options['model']}, {counted(rounds, 'round')}"
+    return f"{title} on {options['data']}: {counted(workers, 'worker')}, {trains}"
 
 
 def facts(lines: Iterable[tuple[str, str]]) -> str:
@@ -65,7 +65,7 @@ def summary_line(summary: Mapping[str, Any]) -> str:
         left_out = _left_out(summary)
         scores += f"{left_out and f' ({left_out})'}, worst tenth {score(summary, 'accuracy_worst10')}"
     count = summary["rounds"]
-    return f"{summary['algorithm']}: {scores}, {count} {plural('round', count)}, {human_seconds(summary['seconds'])}"
+    return f"{summary['algorithm']}: {scores}, {counted(count, 'round')}, {human_seconds(summary['seconds'])}"
 
 
 def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]]) -> str:
@@ -118,4 +118,4 @@ def _is_known(value: float | None) -> bool:
 def _left_out(values: Mapping[str, Any]) -> str:
     """The workers that a record's accuracies are no mean over, in words; empty: they are one over all."""
     count = values["workers_without_test"]
-    return f"{count} {plural('worker', count)} left out" if count else ""
+    return f"{counted(count, 'worker')} left out" if count else ""

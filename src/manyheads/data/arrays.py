@@ -15,6 +15,7 @@ from manyheads.data.npz import WORDS, read_npz
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError, one_line
 from manyheads.randomness import generator
+from manyheads.units import counted
 
 Array = Any
 """Whatever numpy can make an array of: an array, a tensor, nested lists."""
@@ -147,7 +148,7 @@ def _dataset(
         num_samples = len(y_train) + len(y_test)
         if num_classes > num_samples:
             raise UserError(
-                f"{name}: label {num_classes - 1} in {num_samples} samples; number the classes 0, 1, 2, ... "
+                f"{name}: label {num_classes - 1} in {counted(num_samples, 'sample')}; number the classes 0, 1, 2, ... "
                 "(or give float targets for a regression)."
             )
     pixels = Pixels() if x_train.dtype == torch.uint8 else None

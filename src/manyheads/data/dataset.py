@@ -10,6 +10,7 @@ from torch import Tensor
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 from manyheads.tree import as_bytes
+from manyheads.units import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ class Dataset:
         """What its samples are, in words: parts of one data set have it alike."""
         inputs = f"{list(self.input_shape)} of {'bytes' if self.pixels else 'numbers'}"
         if self.num_classes is not None:
-            return f"{inputs} in {self.num_classes} classes"
+            return f"{inputs} in {counted(self.num_classes, 'class')}"
         return f"{inputs} with numbers {list(self.y_train.shape[1:])} to predict"
 
     @cached_property

@@ -9,6 +9,7 @@ import numpy as np
 from manyheads.data.dataset import Dataset
 from manyheads.errors import UserError, unknown
 from manyheads.randomness import generator
+from manyheads.units import counted
 
 NOBODY = -1
 """The owner of a sample that no worker gets."""
@@ -74,8 +75,8 @@ class Dirichlet:
         if num_moved == 0:
             return Partition(owner, share, test_label)
         note = (
-            f"{self} left workers with fewer than {smallest} samples after {_REDRAWS} redraws: "
-            f"{num_moved} samples were moved to them from the largest workers"
+            f"{self} left workers with fewer than {counted(smallest, 'sample')} after {_REDRAWS} redraws: "
+            f"{counted(num_moved, 'sample')} moved to them from the largest workers"
         )
         return Partition(*_top_up(owner, share, label, smallest, rng), test_label, (note,))
 
@@ -169,7 +170,7 @@ class Natural:
         notes: tuple[str, ...] = ()
         if workers < len(names):
             worker_of = rng.permutation(worker_of % workers)
-            notes = (f"natural: the {len(names)} users of {data.name} were grouped into {workers} workers",)
+            notes = (f"natural: the {len(names)} users of {data.name} were grouped into {counted(workers, 'worker')}",)
         # One more group for test users who never train: its share is zero, so nobody gets them.
         share = np.zeros((len(names) + 1, workers))
         share[np.arange(len(names)), worker_of] = 1

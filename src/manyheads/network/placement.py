@@ -8,7 +8,7 @@ import numpy as np
 from manyheads.errors import UserError
 from manyheads.network.base import links
 from manyheads.topology import Rows
-from manyheads.units import plural
+from manyheads.units import counted
 
 Placement = tuple[range, ...]
 """The workers that each process hosts, by rank."""
@@ -18,8 +18,7 @@ def blocks(load: Sequence[int], num_processes: int) -> Placement:
     """Contiguous blocks of one worker or more whose loads, such as numbers of samples, come nearest to equal ones."""
     num_workers = len(load)
     if num_processes > num_workers:
-        workers = plural("worker", num_workers)
-        raise UserError(f"{num_processes} processes for {num_workers} {workers}: start at most {num_workers}.")
+        raise UserError(f"{num_processes} processes for {counted(num_workers, 'worker')}: start at most {num_workers}.")
     before = np.cumsum([0, *load])
     ends = [0]
     for rank in range(1, num_processes):

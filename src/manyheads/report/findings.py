@@ -1,7 +1,7 @@
 """The report in sentences: what was compared, and what came out."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from manyheads.algorithms import fact
@@ -9,7 +9,7 @@ from manyheads.algorithms.base import twins
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
-from manyheads.units import no_finer, plural, plus_minus
+from manyheads.units import counted, no_finer, plural, plus_minus
 
 _MOST_NAMED = 3
 """Systems that the title names one by one."""
@@ -23,7 +23,12 @@ _SCORED_OTHERWISE = {
 }
 """What makes a system's scores others than those of each worker's model after mixing."""
 
-_CONDITIONS = {"workers": "{} workers", "graph": "graph {}", "split": "split {}", "rounds": "{} rounds"}
+_CONDITIONS: dict[str, Callable[[Any], str]] = {
+    "workers": lambda count: counted(count, "worker"),
+    "graph": lambda graph: f"graph {shown(graph)}",
+    "split": lambda split: f"split {shown(split)}",
+    "rounds": lambda count: counted(count, "round"),
+}
 
 
 def title(comparison: Comparison) -> str:
@@ -36,7 +41,7 @@ def title(comparison: Comparison) -> str:
 def conditions(comparison: Comparison) -> str:
     """What the systems share, which of them there are where the title has no room for them, and the grid."""
     names, shared, seeds = [system.label for system in comparison.systems], comparison.shared, comparison.seeds
-    parts = [text.format(shown(shared[name])) for name, text in _CONDITIONS.items() if name in shared]
+    parts = [say(shared[name]) for name, say in _CONDITIONS.items() if name in shared]
     if shared.get("relabel"):
         parts.append("every worker naming the classes in its own order")
     parts.append(f"seed {seeds[0]}" if len(seeds) == 1 else f"{len(seeds)} seeds ({', '.join(map(str, seeds))})")
@@ -164,7 +169,7 @@ def _over(runs: Sequence[Finished]) -> str:
     """How many workers the scores of some seeds are means over."""
     workers = runs[0].options["workers"]
     counts = sorted({workers - left_out for left_out in map(_left_out, runs)})
-    return f" over {' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} of {workers} workers"
+    return f" over {' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} of {counted(workers, 'worker')}"
 
 
 def _left_out(run: Finished) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 
 from manyheads.figures import COLOURS, FAINT, INK, RULE, bare, draw_links, segments_of
 from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, fractions, new_axes, new_figure, style
-from manyheads.units import plus_minus
+from manyheads.units import counted, plus_minus
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -135,7 +135,8 @@ def graph(
         at = fractions(axes, places).tolist()
         hover = [(*at[worker], f"worker {worker} · {show(value)}") for worker, value in values.items()]
         said = f"lowest {show(min(values.values()))}, highest {show(max(values.values()))}" if values else "no values"
-        return finish(name, figure, f"{title}: {len(places)} workers coloured by score, {said}.", {"points": hover})
+        who = counted(len(places), "worker")
+        return finish(name, figure, f"{title}: {who} coloured by score, {said}.", {"points": hover})
 
 
 def colour_ends(values: Iterable[float]) -> tuple[float, float]:
@@ -169,7 +170,7 @@ def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[floa
             rounded = [[round(v, digits) + 0.0 if np.isfinite(v) else None for v in row] for row in values.tolist()]
             hover = {"cells": {"box": corners.ravel().tolist(), "values": rounded}}
         said = f"on a scale from {limits[0]:z.{digits}f} to {limits[1]:z.{digits}f}"
-        return finish(name, figure, f"{title}: cosines of {len(values)} workers, {said}.", hover)
+        return finish(name, figure, f"{title}: cosines of {counted(len(values), 'worker')}, {said}.", hover)
 
 
 def _axes(

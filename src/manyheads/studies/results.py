@@ -14,7 +14,7 @@ from manyheads.report.spreadsheets import csv_text
 from manyheads.studies.published import DATA, STAND_IN
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
-from manyheads.units import human_seconds
+from manyheads.units import counted, human_seconds
 
 NOTHING = "–"
 
@@ -93,7 +93,7 @@ class Results:
     def about(self, *, deviations: bool) -> str:
         """What was run, where, and how long it took, in a paragraph; and what ± is, where a page has deviations."""
         runs = [run for _, run in self.recorded]
-        said = [f"{len(runs)} of {len(self.trials)} runs are recorded."]
+        said = [f"{len(runs)} of {counted(len(self.trials), 'run')} {'is' if len(runs) == 1 else 'are'} recorded."]
         if runs:
             machines = sorted({_machine(run) for run in runs})
             seconds = sum(number(run.summary.get("seconds")) or 0.0 for run in runs)

@@ -7,6 +7,7 @@ import numpy as np
 
 from manyheads.topology.layout import edges
 from manyheads.topology.rows import TOLERANCE, Mixing
+from manyheads.units import plural
 
 SAMPLED_ROUNDS = 8
 """How many rounds stand for a mixing without a period."""
@@ -88,9 +89,13 @@ def describe(mixing: Mixing) -> list[tuple[str, str]]:
         ),
         ("rho", f"{found.rho:.5f}"),
         ("spectral gap", f"{found.gap:.2e}"),
-        ("1 / gap", f"{1 / found.gap:,.0f} rounds" if found.gap > 1e-12 else "never agree"),
+        ("1 / gap", _rounds(1 / found.gap) if found.gap > 1e-12 else "never agree"),
         *(("note", note) for note in mixing.notes),
     ]
+
+
+def _rounds(count: float) -> str:
+    return f"{count:,.0f} {plural('round', round(count))}"
 
 
 def _ones(column_sums: tuple[float, float]) -> bool:

@@ -14,7 +14,7 @@ from manyheads.engine.cuda_graphs.stacked import stackable
 from manyheads.errors import UserError
 from manyheads.memory import LEAST_COPIES
 from manyheads.models.split import Split, constants_of, statistics
-from manyheads.units import human_bytes
+from manyheads.units import counted, human_bytes
 
 _COPIES = 3
 """Of every worker's row: as a round began, as its phases leave it, as mixing makes it."""
@@ -163,7 +163,7 @@ def choose_slots(footprint: Footprint, batch_size: int) -> int:
 def describe(plan: MemoryPlan, host: int | None = None) -> list[tuple[str, str]]:
     """The plan as pairs of a label and its value, which says so where the rows are more than ``host`` bytes there."""
     where = "host memory" if plan.rows_on_host else "device memory"
-    lanes = f"{plan.lanes} workers stacked" if plan.stacked else f"{plan.lanes} slots"
+    lanes = f"{counted(plan.lanes, 'worker')} stacked" if plan.stacked else counted(plan.lanes, "slot")
     short = f", and this machine has {human_bytes(host)} free" if host is not None and plan.host > host else ""
     return [
         ("one worker", human_bytes(plan.kept)),
