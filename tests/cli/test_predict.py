@@ -182,8 +182,14 @@ def test_no_accuracy_in_classes_of_the_workers_own(
         ({"x": np.full((5, 3), 1e200)}, "x holds NaN, infinite or too large numbers (first in sample 0)"),
         ({"x": np.zeros((5, 3)), "y": np.zeros(4, int)}, "a class for each of the 5 samples"),
         ({"x": np.zeros((5, 3)), "y": np.zeros(5)}, "a class for each of the 5 samples"),
-        ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([-1, 3])}, "y goes from -1 to 3; the net's classes are 0 to 9"),
-        ({"x": np.zeros((2, 1, 8, 8)), "y": np.array([1, 10])}, "y goes from 1 to 10; the net's classes are 0 to 9"),
+        (
+            {"x": np.zeros((2, 1, 8, 8)), "y": np.array([-1, 3])},
+            "y goes from -1 to 3, but the net's classes are 0 to 9: number",
+        ),
+        (
+            {"x": np.zeros((2, 1, 8, 8)), "y": np.array([1, 10])},
+            "to 9: number them as the run's data do, or give no y.",
+        ),
         ({"x": np.full((2, 1, 8, 8), 3e38)}, "the net's answer to sample 0 is not a number: give x like"),
         ({"x": np.array([{}, {}], dtype=object)}, "not an npz of plain arrays"),
     ],

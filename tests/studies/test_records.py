@@ -163,7 +163,7 @@ def test_packed_and_unpacked_records_are_the_same(tmp_path: Path, records_lab: S
 def test_foreign_archives_are_refused(tmp_path: Path, name: str) -> None:
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.writestr(name, "{}")
-    with pytest.raises(UserError, match="not part of a record"):
+    with pytest.raises(UserError, match="not part of a record: give an archive that manyheads study wrote"):
         Records(tmp_path / "results").unpack(tmp_path / "a.zip")
     assert not (tmp_path / "results").exists()
 

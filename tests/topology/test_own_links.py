@@ -139,7 +139,9 @@ def test_a_failed_links_weight_stays_with_both_ends():
 
 @pytest.mark.parametrize("link", ["1-1", "0-4"])
 def test_a_named_link_joins_two_of_the_workers(link):
-    with pytest.raises(UserError, match=f"{link} does not link two of the workers 0 to 3"):
+    with pytest.raises(
+        UserError, match=f"{link} does not link two of the workers 0 to 3: link others, or ask for more"
+    ):
         build_mixing(f"links:0-1,1-2,2-3,{link}", 4)
 
 

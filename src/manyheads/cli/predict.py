@@ -81,7 +81,8 @@ def run(args: argparse.Namespace) -> None:
     classes, num_classes = probabilities.argmax(1), probabilities.shape[1]
     if y is not None and not ((y >= 0) & (y < num_classes)).all():
         raise UserError(
-            f"{args.data}: y goes from {y.min()} to {y.max()}; the net's classes are 0 to {num_classes - 1}."
+            f"{args.data}: y goes from {y.min()} to {y.max()}, but the net's classes are 0 to {num_classes - 1}: number"
+            " them as the run's data do, or give no y."
         )
     if args.out is not None:
         with disk_errors(args.out), replacing(args.out) as file:

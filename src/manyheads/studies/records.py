@@ -43,6 +43,7 @@ _MOST_LINES = 100
 """Evaluated rounds that are kept of a run."""
 _DIGITS = 6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
+_GIVE = "give an archive that manyheads study wrote."
 _MOST_BYTES = 1 << 28
 """Of all files in an archive, which are held in memory together."""
 
@@ -131,21 +132,19 @@ class Records:
         try:
             with zipfile.ZipFile(archive) as packed:
                 if sum(info.file_size for info in packed.infolist()) > _MOST_BYTES:
-                    raise UserError(f"{archive} is too large for records: give an archive that manyheads study wrote.")
+                    raise UserError(f"{archive} is too large for records: {_GIVE}")
                 for info in packed.infolist():
                     path = PurePosixPath(info.filename)
                     if len(path.parts) != 2 or path.name not in _FILES or not _NAME.fullmatch(path.parts[0]):
-                        raise UserError(f"{archive} holds {info.filename}, which is not part of a record.")
+                        raise UserError(f"{archive} holds {info.filename}, which is not part of a record: {_GIVE}")
                     found.setdefault(path.parts[0], {})[path.name] = packed.read(info)
         except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
             # RuntimeError: it is encrypted, or compressed in a way of its own.
-            raise UserError(
-                f"{archive} cannot be read ({error}): give an archive that manyheads study wrote."
-            ) from None
+            raise UserError(f"{archive} cannot be read ({error}): {_GIVE}") from None
         for name, files in found.items():
             for needed in (EXPERIMENT, SUMMARY):
                 if needed not in files:
-                    raise UserError(f"{archive}: {name} has no {needed}: give an archive that manyheads study wrote.")
+                    raise UserError(f"{archive}: {name} has no {needed}: {_GIVE}")
             with TemporaryDirectory() as folder:
                 # Before any record that is there gives way to it.
                 for part, content in files.items():
@@ -153,7 +152,7 @@ class Records:
                 if not _is_readable(Path(folder)):
                     raise UserError(f"{archive}: {name} is damaged: pack it again where it was made.")
         if not found:
-            raise UserError(f"{archive} holds no records: give an archive that manyheads study wrote.")
+            raise UserError(f"{archive} holds no records: {_GIVE}")
         for name, files in found.items():
             _write(self.folder / name, files)
         return sorted(found)

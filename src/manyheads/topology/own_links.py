@@ -68,7 +68,10 @@ class OwnLinks:
         for links in self.rounds:
             for link in links:
                 if link.one == link.other or link.other >= num_workers:
-                    raise UserError(f"graph {self}: {link} does not link two of the workers 0 to {num_workers - 1}.")
+                    raise UserError(
+                        f"graph {self}: {link} does not link two of the workers 0 to {num_workers - 1}: link others, or"
+                        " ask for more --workers."
+                    )
             if self.weighted:
                 worker, total = max(_sums(links).items(), key=lambda item: item[1])
                 if total > _MOST:
