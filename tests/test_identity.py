@@ -186,7 +186,7 @@ def test_equal_arguments_are_told_in_one_way_whatever_their_order():
 def test_what_does_not_show_its_content_is_refused():
     for value in (object(), torch.Generator(), {"a": [object()]}):
         with pytest.raises(
-            UserError, match=r"cannot be told apart by an object of type (object|Generator): give numbers"
+            UserError, match=r"^loss: runs cannot be told apart by an object of type (object|Generator): give numbers"
         ):
             _ = Experiment(loss=partial(F.cross_entropy, weight=value)).run_id
 

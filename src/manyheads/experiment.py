@@ -22,7 +22,7 @@ from manyheads.data.test_split import TestSplit
 from manyheads.engine.phase import EngineName, Loss, PrecisionName
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown, user_code
-from manyheads.identity import described
+from manyheads.identity import described_options
 from manyheads.models import Split, build
 from manyheads.models.registry import Norm
 from manyheads.randomness import every_seed, key
@@ -144,11 +144,9 @@ class Experiment:
 
     def describe(self) -> dict[str, Any]:
         """Every field as JSON; functions by their names, other objects by what they are and a hash of their content."""
-        out: dict[str, Any] = {"algorithm": {"name": self.algorithm.name, **_described_options(self.algorithm)}}
-        for spec in fields(self):
-            if spec.name != "algorithm":
-                out[spec.name] = described(getattr(self, spec.name))
-        return out
+        own = {"name": self.algorithm.name, **_described_options(self.algorithm)}
+        others = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "algorithm"}
+        return {"algorithm": own, **described_options(others)}
 
     def to_json(self) -> str:
         """Canonical: the same experiment gives the same text."""
@@ -287,7 +285,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 def _described_options(algorithm: Algorithm) -> dict[str, Any]:
     """An algorithm's options as JSON; dataclasses among them by their fields."""
     with user_code(f"to describe the options of {algorithm.name}"):
-        return described(asdict(algorithm))
+        return described_options(asdict(algorithm))
 
 
 def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorithm:

@@ -20,6 +20,17 @@ _SCALARS = (np.bool_, np.integer, np.floating, np.str_)
 """numpy's numbers and words that JSON can hold."""
 
 
+def described_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of options, as JSON can hold them; which option's value is refused is said."""
+    found = {}
+    for name, value in options.items():
+        try:
+            found[name] = described(value)
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from None
+    return found
+
+
 def described(value: Any) -> Any:
     """A value as JSON can hold it; objects by what they are and a hash of their content.
 
