@@ -1,7 +1,9 @@
 """README, guide and pages say what is true: names, options, fields, commands, links and examples."""
 
+import ast
 import importlib
 import inspect
+import itertools
 import pkgutil
 import re
 import runpy
@@ -113,6 +115,15 @@ def test_design_page_shows_every_room():
     package = ROOT / "src/manyheads"
     rooms = [f"{path.parent.name}/" for path in package.glob("*/__init__.py")]
     assert sorted(shown) == sorted([*rooms, *(path.name for path in package.glob("[!_]*.py"))])
+
+
+def test_the_class_of_algorithms_explains_all_that_one_may_state():
+    """The design page leaves it to the class."""
+    (body,) = ast.parse(inspect.getsource(Algorithm)).body
+    assert isinstance(body, ast.ClassDef)
+    for stated, text in itertools.pairwise(body.body):
+        if isinstance(stated, ast.AnnAssign):
+            assert isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant), ast.unparse(stated)
 
 
 def test_guide_defines_every_field_of_a_record():

@@ -184,8 +184,9 @@ class Context:
 class Algorithm(ABC):
     """A frozen dataclass whose fields are the hyper-parameters. A round is ``local`` and ``mix``, in its ``order``.
 
-    The ``round`` that they are given counts from 0, as rates and graphs do; records and messages count from 1.
-    What most algorithms have in common is here; each adds the rest.
+    The ``round`` that they are given counts from 0, so that the first rates are ``lr * decay**0``; records, files and
+    messages count from 1, because they describe finished rounds. What most algorithms have in common is here; each adds
+    the rest.
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
@@ -201,7 +202,7 @@ class Algorithm(ABC):
     row_stochastic: ClassVar[bool] = False
     """Whether it can use a P whose rows sum to 1 but whose columns need not."""
     uses_rounds: ClassVar[bool] = False
-    """Whether a schedule of its own depends on the number of rounds."""
+    """Whether a schedule of its own depends on the number of rounds, which is then part of the run id."""
     provenance: ClassVar[frozenset[str]] = frozenset()
     """Options that follow from the run it builds on, and so differ with every seed: runs are compared without them."""
     stream: ClassVar[str] = ""
@@ -209,12 +210,13 @@ class Algorithm(ABC):
     num_models: ClassVar[int] = 1
     """Models that a worker trains in a round, one after the other."""
     extra_rows: ClassVar[float] = 0.0
-    """What a state holds for each worker besides its net (masks, a second model), in multiples of the net's size."""
+    """What a worker's state holds besides its net (masks, a second model), in nets: for the memory plan."""
 
     # Facts of most, options of some.
     order: Literal["train-mix", "mix-train"] = "train-mix"
+    """Whether a round trains and then mixes, or mixes first."""
     evaluate: Literal["own", "mean-model"] = "own"
-    """Whose model a worker is scored with."""
+    """Whose model a worker is scored with: its own, or the mean of all, which needs all models in one place."""
 
     def __post_init__(self) -> None:
         """Convert and check its options; an algorithm's own checks come after this, and may rely on the types."""
@@ -227,7 +229,7 @@ class Algorithm(ABC):
 
     @property
     def head_passes(self) -> int:
-        """Passes, or mini-batch steps, that move heads by themselves in a round: tau in the paper."""
+        """Passes, or mini-batch steps, that move heads by themselves in a round: the tau of Corollary 1's rates."""
         return 0
 
     def prepare(self, model: Split) -> Split:
