@@ -92,8 +92,20 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path, cap
     _study("consensus", *SMALL, "--out", "results", "--archive", "again.zip", "--quiet")
     with zipfile.ZipFile("again.zip") as archive:
         assert len({Path(name).parent for name in archive.namelist()}) == 2
+    for more in ([], ["--report"]):
+        _study("consensus", *SMALL, "--out", "results", "--archive", "whole.zip", "--quiet", *more)
+        with zipfile.ZipFile("whole.zip") as archive:
+            assert len({Path(name).parent for name in archive.namelist()}) == 2, "though nothing was left to do"
+        Path("whole.zip").unlink()
     _study("consensus", "--quick", "--report", "--out", "results")
     assert "2 of 6 runs are recorded." in (tmp_path / "results/consensus.md").read_text()
+
+
+def test_an_archive_that_cannot_be_written_is_noticed_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "records.zip").mkdir()
+    with pytest.raises(UserError, match=r"^cannot write records.zip: Is a directory"):
+        _study("consensus", *SMALL, "--archive", "records.zip")
+    assert not (tmp_path / "runs/studies").exists()
 
 
 def test_the_time_left_knows_that_new_workers_are_soon_done(monkeypatch: pytest.MonkeyPatch) -> None:

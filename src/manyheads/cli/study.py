@@ -72,7 +72,9 @@ def _add_options(parser: Parser) -> None:
     )
     parser.add_argument("--budget-seconds", type=number, metavar="X", help="skip runs that would not end in time")
     parser.add_argument("--no-checkpoints", action="store_true", help="write no weights; a run that is stopped is lost")
-    parser.add_argument("--archive", type=Path, metavar="FILE", help="also pack the records made now into a zip file")
+    parser.add_argument(
+        "--archive", type=Path, metavar="FILE", help="also pack the records of these runs into a zip file"
+    )
     parser.add_argument(
         "--import", dest="archived", type=Path, metavar="FILE", help="add the records of such a file to OUT"
     )
@@ -102,6 +104,10 @@ def run(args: argparse.Namespace) -> None:
         print(_plan(trials, Records(folder), args))
         return
     with locked(folder):
+        if args.archive is not None:
+            # What is recorded, and before anything is trained: a file that cannot be written is noticed at once.
+            records = Records(folder)
+            records.pack(args.archive, filter(records.have, trials))
         errors = {} if args.report else _run(trials, folder, args)
         _report(args.name, size, folder)
     if errors:
