@@ -1,7 +1,9 @@
 """JSON files that were cut or overwritten at any place are read as far as they are whole."""
 
+import errno
 import json
 import math
+import os
 import re
 from pathlib import Path
 
@@ -20,6 +22,16 @@ def test_what_is_no_object_is_none(tmp_path: Path, content: bytes) -> None:
     assert read_object(path) is None
     path.write_bytes(b'{"round": 1}')
     assert read_object(path) == {"round": 1}
+
+
+def test_what_nobody_may_read_is_not_taken_for_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> bytes:
+        # As for anybody but root after chmod 000.
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(PermissionError, match=r"experiment\.json"):
+        read_description(tmp_path / "experiment.json")
 
 
 def test_a_description_is_an_experiments(tmp_path: Path, shelf) -> None:

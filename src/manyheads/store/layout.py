@@ -107,6 +107,9 @@ def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None: there is none, or it is damaged, or is not what a file of that name holds."""
     try:
         return _object(path.read_bytes(), path.name)
+    except PermissionError:
+        # It is there: nobody is to put it back, or to make the run anew.
+        raise
     except OSError:
         return None
 
