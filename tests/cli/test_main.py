@@ -103,7 +103,7 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["train", "deprl", "--resume", "--out", "absent", *SMALL], "--resume: there is no absent"),
         (["train", "deprl", "--out", "/proc/no", *SMALL], "/proc/no"),
         (["train", "deprl", "--lr", "1e30", "--clip", "0", "--out", "broken", *SMALL], "is not a number in round 1"),
-        (["train", "--from", "absent.json"], "absent.json: No such file or directory."),
+        (["train", "--from", "absent.json"], "--from absent.json: No such file or directory: give a run's directory,"),
         (["inspect", "graph", "--workers", "1"], "at least 2 workers"),
         (["inspect", "graph", "--workers", "4", "--out", "graph.gif"], "graph.gif"),
         (["inspect", "graph", "--workers", "4", "--out", "/proc/graph.png"], "/proc/graph.png"),

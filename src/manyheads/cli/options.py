@@ -151,6 +151,8 @@ def _read(path: Path) -> Experiment:
         if is_graph(experiment.graph) and experiment.weights == exchange(replace(experiment, weights=None))["weights"]:
             changes["weights"] = None
         return replace(experiment, **changes)
+    except OSError as error:
+        raise UserError(f"--from {path}: {error.strerror}: give a run's directory, or its experiment.json.") from None
     except UnicodeDecodeError:
         raise UserError(f"--from {path} is not a text file: give an experiment.json that manyheads wrote.") from None
     except UserError as error:
