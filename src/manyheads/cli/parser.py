@@ -63,7 +63,10 @@ class Parser(argparse.ArgumentParser):
             fill, self._fill = self._fill, None
             fill(self)
         if self._commands is not None:
-            word = next(iter(args or ()), "")
+            word = next(iter(args or ()), "").partition("=")[0]
+            if word.startswith("-") and word not in self._option_string_actions:
+                # Or argparse would take its value for the command.
+                raise self.unknown_option(word)
             if word and not word.startswith("-") and word not in self._commands.choices:
                 raise unknown("command", word, self._commands.choices)
         return super().parse_known_args(args, namespace)
@@ -90,4 +93,4 @@ class Parser(argparse.ArgumentParser):
         _, required, missing = message.partition("arguments are required: ")
         if required:
             raise UserError(f"{missing} not given: see {self.prog} --help.")
-        raise UserError(message.removeprefix("argument "))
+        raise UserError(message.removeprefix("argument ").replace("ignored explicit argument", "takes no value, given"))
