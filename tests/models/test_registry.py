@@ -129,7 +129,7 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("..:net", "cannot import"),
         ("failing_nets:net", "No module named 'not_a_module_at_all'"),
         ("user_nets:fited", "user_nets has no 'fited'. Did you mean 'fitted'?"),
-        ("user_nets:zzz", "user_nets has no 'zzz'."),
+        ("user_nets:zzz", "user_nets has no 'zzz': name a function or class that gives a module."),
         ("user_nets:number", "is a int"),
         ("user_nets:greedy", "needs the arguments a, b, c"),
         ("user_nets:broken", "cannot be made: RuntimeError: first line"),

@@ -117,7 +117,8 @@ def find_factory(spec: str) -> Callable[..., nn.Module]:
         raise UserError(f"model '{spec}': cannot import {name}: {first_line(error)}{hint}") from error
     if rest not in vars(module):
         near = get_close_matches(rest, vars(module), n=1)
-        raise UserError(f"model '{spec}': {name} has no '{rest}'." + (f" Did you mean '{near[0]}'?" if near else ""))
+        hint = f". Did you mean '{near[0]}'?" if near else ": name a function or class that gives a module."
+        raise UserError(f"model '{spec}': {name} has no '{rest}'{hint}")
     return vars(module)[rest]
 
 
