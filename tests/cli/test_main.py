@@ -145,6 +145,16 @@ def test_a_foreign_folder_is_left_alone(capsys: pytest.CaptureFixture, tmp_path:
     assert "is a file" in _fails(capsys, "train", "deprl", "--out", str(tmp_path / "thesis.tex"), *SMALL)
 
 
+def test_a_command_that_a_notebook_starts_draws_all_the_same(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "manyheads", "inspect", "graph", "--out", "graph.svg"]
+    backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, **backend}
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "graph.svg").exists()
+
+
 def test_arrays_that_are_no_arrays(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     (tmp_path / "text.npz").write_text("not a zip file")
     np.savez(tmp_path / "nan.npz", x=np.full((20, 3), np.nan), y=np.zeros(20, int))

@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without Unicode gets question marks, not a traceback.
         sys.stdout.reconfigure(errors="replace")
+    # Pictures go into files. A notebook names a backend of its own to whatever it starts, which may not have it.
+    os.environ["MPLBACKEND"] = "agg"
     if started_together():
         # torch would tell of every connection that is lost in a page of addresses.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
