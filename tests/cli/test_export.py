@@ -143,3 +143,9 @@ def test_the_runs_own_files_are_not_written_over(capsys: pytest.CaptureFixture, 
     assert main(["export", str(finished), "--worker", "1", "--out", str(path)]) == 2
     assert "models.safetensors is a file of the run itself: give another name." in capsys.readouterr().err
     assert path.read_bytes() == before
+
+
+def test_a_link_to_itself_is_not_a_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    (tmp_path / "run").symlink_to("run")
+    assert main(["export", str(tmp_path / "run"), "--worker", "1", "--out", str(tmp_path / "x.safetensors")]) == 2
+    assert "run is not a run directory" in capsys.readouterr().err

@@ -60,9 +60,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"--out {args.out}: the file will be in safetensors format: give a name ending in .safetensors."
         )
+    run = Run.open(args.directory)
     if args.out.resolve() in [args.directory.resolve() / name for name in (CONSTANTS, MODELS, PARTITION, SIMILARITY)]:
         raise UserError(f"--out {args.out} is a file of the run itself: give another name.")
-    run = Run.open(args.directory)
     net, summary = run.model(args.worker), run.summary()
     # As it stands: arrays and a loss that only Python can give are not needed.
     given = run.description
