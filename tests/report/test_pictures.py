@@ -39,6 +39,14 @@ def test_the_page_decides_about_size_and_colours():
     assert picture.svg.startswith(b"<?xml")
 
 
+def test_the_files_stand_on_white_and_the_page_on_its_own_ground():
+    """GitHub in dark colours shows an SVG file as it is: dark text without a ground could not be read."""
+    picture = curves("a", [line()], ROUND, ACCURACY)
+    ground = r'<g id="patch_1">\s*<path d="M 0 [^"]*" style="fill: #ffffff'
+    assert re.search(ground, picture.svg.decode())
+    assert "var(--paper)" in picture.inline and "#ffffff" not in picture.inline
+
+
 def test_the_pdf_has_text_in_truetype_and_no_date():
     """Fonts of type 3 are turned away by conferences; dates would make every file another."""
     picture = curves("a", [line(y=10.0 ** -np.arange(5))], ROUND, Axis("loss, 10⁻³", str, log=True))

@@ -97,7 +97,8 @@ def fractions(axes: "Axes", points: np.ndarray) -> np.ndarray:
 
 def finish(name: str, figure: "Figure", alt: str, hover: dict[str, Any]) -> Picture:
     svg, png = io.BytesIO(), io.BytesIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None})
+    # Without a ground of its own, its dark text would stand on whatever a viewer in dark colours has behind it.
+    figure.savefig(svg, format="svg", facecolor=_PAPER, metadata={"Date": None})
     figure.savefig(png, format="png", dpi=200, facecolor=_PAPER, pil_kwargs={"compress_level": 4})
     return Picture(name, alt, _inlined(svg.getvalue().decode(), name), svg.getvalue(), png.getvalue(), hover, figure)
 
