@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.collections import LineCollection
     from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#6A51A3", "#7F7F7F")
-"""Okabe and Ito's palette, without the colours that are too light for lines."""
+COLOURS = ("#0072B2", "#B03A02", "#146F45", "#E4658D", "#B28D1B", "#28A1B5", "#826DED", "#434343")
+"""The hues of Okabe and Ito's palette, dark enough for lines on white, and apart in lightness where hues are alike."""
 
 INK, FAINT, RULE = "#222222", "#6E6E6E", "#DDDDDD"
 FORMATS = (".png", ".svg", ".pdf")
