@@ -91,6 +91,25 @@ def test_hovering_finds_every_point_where_it_is_drawn():
     assert len(curves("a", [line(points=1000)], ROUND, ACCURACY).hover["points"]) <= 120
 
 
+def test_no_word_is_cut() -> None:
+    """Capitals are wide, and titles long where a system is named by its options."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    measure = Axis("speed-up in rounds, squared gradient norm of the representation", short)
+    named = "DePRL, head epochs 1, order mix-train, exponential"
+    for picture in (
+        curves("a", [line("FEDWWWWWWWWWW-MMMMMMMMMMMMM")], ROUND, measure),
+        graph("g", named, np.eye(2), [(0, 1)], {0: 0.5}, (0, 1), ACCURACY.show),
+    ):
+        renderer, (width, height) = FigureCanvasAgg(picture.figure).get_renderer(), picture.figure.bbox.size
+        for text in (found for found in picture.figure.findobj(Text) if isinstance(found, Text)):
+            box = text.get_window_extent(renderer)
+            # Numbers beyond the ends of an axis are there, and not drawn.
+            if text.get_text().upper() != text.get_text().lower():
+                assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text.get_text()
+
+
 def test_names_at_the_ends_keep_their_distance():
     lines = [line(f"system {i}", i, y=np.full(5, 0.9)) for i in range(8)]
     root = ET.fromstring(curves("a", lines, ROUND, ACCURACY).inline)

@@ -85,6 +85,14 @@ def new_axes(figure: "Figure", left: float, bottom: float, width: float, height:
     return axes
 
 
+def text_width(text: str, size: float) -> float:
+    """Inches that a text of so many points takes."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    return text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0] / 72
+
+
 def fractions(axes: "Axes", points: np.ndarray) -> np.ndarray:
     """Data coordinates [points, 2] as parts of the picture's width and height, from the upper left."""
     figure = axes.get_figure(root=True)

@@ -1,5 +1,6 @@
 """The report's pictures: curves, graphs and maps, with what the pointer finds on them."""
 
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.figures import COLOURS, FAINT, INK, RULE, bare, draw_links, segments_of
-from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, fractions, new_axes, new_figure, style
+from manyheads.report.drawing import (
+    LABEL_SIZE,
+    TITLE_SIZE,
+    Picture,
+    finish,
+    fractions,
+    new_axes,
+    new_figure,
+    style,
+    text_width,
+)
 from manyheads.units import counted, plus_minus
 
 if TYPE_CHECKING:
@@ -15,6 +26,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_LABEL = 40
+_TITLE_LETTERS = 30
+"""In a line of a graph's title."""
 _MOST_HOVERED = 120
 """Points of a line that answer the pointer."""
 _MOST_VECTORS = 1500
@@ -75,8 +88,9 @@ def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float |
     """Lines named at their right ends, over a ``floor`` where there is one. A line whose x never moves is a level."""
     with style():
         labels = [*(_cut(line.label) for line in lines), *(["majority floor"] if floor is not None else [])]
-        room = 0.25 + 0.062 * max(map(len, labels))
-        figure, axes = _axes(max(4.05, 2.5 + room), 2.8, right=room)
+        room = 0.25 + max(text_width(label, LABEL_SIZE) for label in labels)
+        width = max(4.05, 2.5 + room, 0.54 + text_width(y.label, TITLE_SIZE))
+        figure, axes = _axes(width, 2.8, right=room)
         ends: list[_End] = []
         places = _few_places(lines, x)
         for line in lines:
@@ -114,7 +128,9 @@ def graph(
 ) -> Picture:
     """Workers at their places [N, 2] and their links, coloured by ``values``; a server stands in the middle."""
     with style():
-        figure, axes = _axes(2.7, 3.05, left=0.1, right=0.1, bottom=0.5, top=0.3)
+        lines = textwrap.wrap(title, _TITLE_LETTERS)
+        top = 0.15 * (1 + len(lines))
+        figure, axes = _axes(2.7, 2.75 + top, left=0.1, right=0.1, bottom=0.5, top=top)
         segments = segments_of(places, edges)
         if server:
             segments = [np.stack([np.zeros(2), place]) for place in places]
@@ -129,7 +145,7 @@ def graph(
         if server:
             axes.scatter([0], [0], s=70, marker="s", color=INK, zorder=3)
         bare(axes, margin=0.09)
-        axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
+        axes.set_title("\n".join(lines), loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
         _scale(figure, dots, show)
         axes.apply_aspect()
         at = fractions(axes, places).tolist()

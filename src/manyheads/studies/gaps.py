@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.figures import COLOURS, FAINT, INK, RULE
-from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, new_axes, new_figure, style
+from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, new_axes, new_figure, style, text_width
 
 _ROW, _PANEL, _BETWEEN = 0.23, 2.0, 0.22
 _TOP, _BOTTOM = 0.55, 0.5
@@ -43,7 +43,7 @@ def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
     from matplotlib.lines import Line2D
 
     methods = [gap.method for gap in panels[0].gaps]
-    left = 0.15 + 0.065 * max(map(len, methods))
+    left = 0.2 + max(text_width(method, LABEL_SIZE) for method in methods)
     width, height = left + len(panels) * (_PANEL + _BETWEEN), _TOP + _BOTTOM + _ROW * len(methods)
     with style():
         figure = new_figure(width, height)
