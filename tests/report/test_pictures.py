@@ -16,7 +16,7 @@ ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", 100)
 
 
-def line(label: str = "DePRL", colour: int = 0, points: int = 5, **values) -> Line:
+def line(label: str = "DePRL", colour: int | None = 0, points: int = 5, **values) -> Line:
     x = np.arange(1.0, points + 1)
     return Line(**{"label": label, "colour": colour, "x": x, "y": x / 10, "deviation": 0 * x, **values})
 
@@ -126,6 +126,16 @@ def test_a_line_that_goes_nowhere_is_a_level_without_points():
     picture = curves("a", [line(), line("Local", 7, x=np.zeros(5))], ROUND, ACCURACY)
     assert {text.split(" · ")[0] for _, _, text in picture.hover["points"]} == {"DePRL"}
     assert "Local" in texts(picture)
+
+
+def test_a_claim_lies_beneath_what_was_measured_and_has_no_points() -> None:
+    """Where both are the same, what was measured is seen."""
+    measured, claim = line(points=3), line("linear", None, points=3)
+    axes = curves("a", [claim, measured, claim], ROUND, ACCURACY).figure.axes[0]
+    first, own, last = axes.lines[:3]
+    assert own.get_zorder() > max(first.get_zorder(), last.get_zorder())
+    assert (own.get_marker(), first.get_marker()) == ("o", "")
+    assert first.is_dashed() and not own.is_dashed()
 
 
 def test_a_few_places_are_named_one_by_one_unless_they_are_too_close():

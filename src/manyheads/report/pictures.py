@@ -62,7 +62,8 @@ class Line:
     """A curve with a band of its deviation; every array [points]."""
 
     label: str
-    colour: int
+    colour: int | None
+    """Its place in the palette; None: nothing measured but a claim, dashed in grey beneath the others."""
     x: np.ndarray
     y: np.ndarray
     deviation: np.ndarray
@@ -94,7 +95,7 @@ def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float |
         ends: list[_End] = []
         places = _few_places(lines, x)
         for line in lines:
-            colour = COLOURS[line.colour % len(COLOURS)]
+            colour = FAINT if line.colour is None else COLOURS[line.colour % len(COLOURS)]
             height = y.factor * line.y[-1]
             if line.level:
                 axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
@@ -243,9 +244,11 @@ def _plot(axes: "Axes", line: Line, to_x: Axis, to_y: Axis, colour: str, *, mark
         if to_y.share:
             low, high = np.maximum(low, 0), np.minimum(high, to_y.factor)
         axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
-    style = (0, (4, 1.6)) if line.dashed else "-"
-    marker = "o" if marked or len(x) == 1 else ""
-    axes.plot(x, y, color=colour, linestyle=style, linewidth=1.6, marker=marker, markersize=4, clip_on=not marker)
+    claim = line.colour is None
+    look: Any = {"linestyle": (0, (4, 1.6)) if line.dashed or claim else "-", "linewidth": 1.2 if claim else 1.6}
+    look["zorder"] = 1.5 if claim else 2
+    marker = "o" if (marked or len(x) == 1) and not claim else ""
+    axes.plot(x, y, color=colour, marker=marker, markersize=4, clip_on=not marker, **look)
 
 
 def _name_ends(figure: "Figure", axes: "Axes", ends: Sequence[_End]) -> None:

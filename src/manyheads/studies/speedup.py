@@ -199,7 +199,7 @@ def _draw_speed(report: Report, name: str, lines: list[Line], label: str) -> Non
     if not lines:
         return
     x = max((line.x for line in lines), key=len)
-    lines = [*lines, Line("linear", 7, x, x / x[0], np.zeros_like(x), dashed=True)]
+    lines = [*lines, Line("linear", None, x, x / x[0], np.zeros_like(x))]
     axes = Axis("workers", lambda value: f"{value:g} workers", whole=True), Axis(label, lambda value: f"{value:.2f}")
     report.add_picture(curves(name, lines, *axes))
 

@@ -174,7 +174,7 @@ def _drawn(name: str, points: list[tuple[int, int, float]]) -> Picture:
         x, y = (np.array(values, float) for values in zip(*((k, m) for n, k, m in points if n == workers), strict=True))
         lines.append(Line(f"N = {workers}", place, x, y, np.zeros_like(y)))
     x, first = lines[0].x, lines[0].y[0]
-    lines.append(Line("as 1/√K", 7, x, first * (x / x[0]) ** -0.5, np.zeros_like(x), dashed=True))
+    lines.append(Line("as 1/√K", None, x, first * (x / x[0]) ** -0.5, np.zeros_like(x)))
     axes = (
         Axis("rounds K", lambda v: f"K = {v:g}", log=True, whole=True),
         Axis("mean of M(k)", short, log=True),
