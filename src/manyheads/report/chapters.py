@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from manyheads.algorithms import REGISTRY
 from manyheads.figures import COLOURS, MOST_LINKS
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
@@ -21,7 +20,7 @@ from manyheads.report.numbers import (
     sorted_workers,
     worker_accuracies,
 )
-from manyheads.report.pictures import ROUND, Axis, Line, colour_ends
+from manyheads.report.pictures import ROUND, Axis, Line, colour_ends, own_colours
 from manyheads.topology import edges, positions
 from manyheads.units import human_bytes, human_seconds, short
 
@@ -72,14 +71,14 @@ class _Drawn:
 def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
     """The chapters of one point of the grid."""
     prefix = comparison.prefix(setting)
-    places = {name: place % len(COLOURS) for place, name in enumerate(REGISTRY)}
+    places = own_colours()
     own = {places.get(system.algorithm) for system in comparison.systems} - {None}
     # A registered algorithm has a colour of its own, unless two lines would then have the same.
-    own_colours = len(own) == len(comparison.systems)
+    apart = len(own) == len(comparison.systems)
     drawn = [
         _Drawn(
             system.label,
-            places[system.algorithm] if own_colours else i,
+            places[system.algorithm] if apart else i,
             runs,
             dashed=runs[0].options["graph"] == "server",
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from manyheads.algorithms import REGISTRY
 from manyheads.figures import COLOURS, FAINT, INK, RULE, bare, draw_links, segments_of
 from manyheads.report.drawing import (
     LABEL_SIZE,
@@ -83,6 +84,11 @@ class _End:
     colour: str
     y: float
     x: float | None
+
+
+def own_colours() -> dict[str, int]:
+    """Algorithm -> its place in the palette, so that it looks the same in every picture."""
+    return {name: place % len(COLOURS) for place, name in enumerate(REGISTRY)}
 
 
 def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float | None = None) -> Picture:

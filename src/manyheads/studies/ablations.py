@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep, title_of
-from manyheads.report.pictures import ROUND, Axis, curves
+from manyheads.report.pictures import ROUND, Axis, curves, own_colours
 from manyheads.studies.lines import ACCURACY, across, along
 from manyheads.studies.published import data_title
 from manyheads.studies.results import Report, Results, in_percent, percent
@@ -74,12 +74,13 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
         "A line in a picture uses only the seeds that all its points share, so it may differ from the table."
     )
     numbers: list[list[Any]] = []
+    colours = own_colours()
     for data in results.values("data"):
         lines = [
             line
-            for place, algorithm in enumerate(ALGORITHMS)
+            for algorithm in ALGORITHMS
             for line in across(
-                title_of(algorithm), place, results, key, "accuracy_mean", data=data, algorithm=algorithm
+                title_of(algorithm), colours[algorithm], results, key, "accuracy_mean", data=data, algorithm=algorithm
             )
         ]
         if not lines:

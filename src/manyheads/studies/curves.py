@@ -4,7 +4,7 @@ Time is simulated: every worker a machine of its own. The paper's is that of its
 """
 
 from manyheads.algorithms import title_of
-from manyheads.report.pictures import ROUND, curves
+from manyheads.report.pictures import ROUND, curves, own_colours
 from manyheads.studies.lines import ACCURACY, TIME, along
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
@@ -28,10 +28,10 @@ def _report(results: Results, report: Report) -> None:
         for name, x, axis in (("rounds", "round", ROUND), ("time", "simulated_seconds", TIME)):
             lines = [
                 line
-                for place, algorithm in enumerate(_ALGORITHMS)
+                for algorithm in _ALGORITHMS
                 for line in along(
                     title_of(algorithm),
-                    place,
+                    own_colours()[algorithm],
                     results.runs(dirichlet=dirichlet, algorithm=algorithm),
                     x,
                     "accuracy_mean",

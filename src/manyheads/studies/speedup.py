@@ -16,7 +16,7 @@ import numpy as np
 from manyheads.algorithms import DePRL, title_of
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end, stat
-from manyheads.report.pictures import Axis, Line, curves
+from manyheads.report.pictures import Axis, Line, curves, own_colours
 from manyheads.studies.published import SpeedCell, data_title, speeds
 from manyheads.studies.results import Report, Results, beside, in_percent, over_seeds, percent
 from manyheads.studies.study import Study
@@ -79,8 +79,8 @@ def _table5(results: Results, report: Report) -> None:
     report.add_csv(["data", "workers", "algorithm", *sides], numbers)
     for data in results.values("data"):
         lines = [
-            _speed_line(title_of(algorithm), place, times)
-            for place, algorithm in enumerate(ALGORITHMS)
+            _speed_line(title_of(algorithm), own_colours()[algorithm], times)
+            for algorithm in ALGORITHMS
             if len(times := _by_workers(results, convergence_time, data=data, algorithm=algorithm)) > 1
         ]
         _draw_speed(report, f"{data}-convergence", lines, "speed-up of the convergence time over 4 workers")
