@@ -11,11 +11,20 @@ def test_says_what_it_shows() -> None:
     other = Panel("Dirichlet 0.5", None, [Gap("DePRL", None, None, 72.5), Gap("Local", None, None, None)])
     picture = side_by_side("cifar10", "CIFAR-10, VGG-11", [PANEL, other])
     assert picture.alt == (
-        "CIFAR-10, VGG-11, accuracy in percent. Dirichlet 0.1: DePRL 84.4 (paper 89.6), Local 81.5. "
+        "CIFAR-10, VGG-11, accuracy in percent. Dirichlet 0.1 (majority floor 74.0): DePRL 84.4 (paper 89.6), "
+        "Local 81.5. "
         "Dirichlet 0.5: DePRL not run (paper 72.5), Local not run."
     )
     text = picture.svg.decode()
-    for word in ("CIFAR-10, VGG-11", "Dirichlet 0.1", "Dirichlet 0.5", "DePRL", "Local", "majority floor"):
+    for word in (
+        "CIFAR-10, VGG-11: accuracy, %",
+        "ours ± deviation over seeds",
+        "Dirichlet 0.1",
+        "Dirichlet 0.5",
+        "DePRL",
+        "Local",
+        "majority floor",
+    ):
         assert f">{word}<" in text
     assert text.count(">DePRL<") == 1, "methods are named once, at the left"
 
@@ -34,3 +43,20 @@ def test_every_number_changes_the_picture() -> None:
     }
     assert len(drawn) == 5
     assert side_by_side("p", "t", [PANEL]).svg in drawn, "the same numbers are the same file"
+
+
+def test_panels_have_one_scale_that_holds_every_number() -> None:
+    other = Panel("Dirichlet 0.5", 42.0, [Gap("DePRL", 64.4, 3.0, 72.5), Gap("Local", 97.0, 2.0, None)])
+    ends = {axes.get_xlim() for axes in side_by_side("p", "t", [PANEL, other]).figure.axes}
+    ((low, high),) = ends
+    assert low < 42 and high > 99
+    assert side_by_side("p", "t", [Panel("one", None, [Gap("DePRL", 50.0, None, None)])]).figure.axes
+
+
+def test_where_both_are_the_same_both_are_seen() -> None:
+    same = Panel("Dirichlet 0.3", None, [Gap("D-PSGD", 59.2, None, 59.2)])
+    dots = [line for line in side_by_side("p", "t", [same]).figure.axes[0].lines if line.get_marker() == "o"]
+    ours, papers = sorted(dots, key=lambda line: line.get_markersize())
+    assert papers.get_markersize() > ours.get_markersize() + 2 and ours.get_zorder() > papers.get_zorder()
+    (legend,) = side_by_side("p", "t", [same]).figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["ours", "the paper's"]

@@ -67,7 +67,10 @@ def test_the_report_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Sim
     assert "80.0 ± 1.4 (2)<br>53.9, +26.1" in text
     assert "| CIFAR-10, VGG-11 | 4 | 0 | 2 |" in text
     assert "0.1, ring: D-PSGD over DisPFL by +10.0, in the paper by −32.5" in text
-    assert "![CIFAR-10, VGG-11, accuracy in percent. Dirichlet 0.1: ring: D-PSGD 80.0 (paper 53.9)" in text
+    assert (
+        "![CIFAR-10, VGG-11, accuracy in percent. Dirichlet 0.1 (majority floor 50.0): ring: D-PSGD 80.0 (paper 53.9)"
+        in text
+    )
     assert {file.name for file in tmp_path.glob("*.png")} == {"table1-cifar10.png"}, "where there is something to show"
     assert not list(tmp_path.glob("*.pdf")), "they would make the repository grow"
     rows = list(csv.DictReader((tmp_path / "table1.csv").read_text().splitlines()))

@@ -13,10 +13,10 @@ _ROW, _PANEL, _BETWEEN = 0.23, 2.0, 0.22
 _TOP, _BOTTOM = 0.55, 0.5
 """Inches, all of them."""
 
-_OURS: Any = {"color": COLOURS[0], "marker": "o", "linestyle": "none", "markersize": 5}
-_PAPERS: Any = {**_OURS, "color": "white", "markeredgecolor": FAINT}
+_OURS: Any = {"color": COLOURS[0], "marker": "o", "linestyle": "none", "markersize": 4.5}
+_PAPERS: Any = {**_OURS, "color": "white", "markeredgecolor": FAINT, "markersize": 7}
+"""Large enough to be seen around ours where both are the same."""
 _FLOOR: Any = {"color": FAINT, "linewidth": 0.9, "linestyle": (0, (1, 2))}
-_LEGEND = {"ours, %": _OURS, "the paper's": _PAPERS, "majority floor": _FLOOR}
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,22 @@ class Panel:
 
 
 def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
-    """Panels of the same methods in the same order."""
+    """Panels of the same methods in the same order, on one scale: a gap is as long as it is large in all of them."""
     from matplotlib.lines import Line2D
+    from matplotlib.ticker import MaxNLocator
 
     methods = [gap.method for gap in panels[0].gaps]
+    several = any(gap.deviation for panel in panels for gap in panel.gaps)
+    legend = {"ours ± deviation over seeds" if several else "ours": _OURS}
+    if any(gap.paper is not None for panel in panels for gap in panel.gaps):
+        legend["the paper's"] = _PAPERS
+    if any(panel.floor is not None for panel in panels):
+        legend["majority floor"] = _FLOOR
     left = 0.2 + max(text_width(method, LABEL_SIZE) for method in methods)
     width, height = left + len(panels) * (_PANEL + _BETWEEN), _TOP + _BOTTOM + _ROW * len(methods)
     with style():
         figure = new_figure(width, height)
+        ends = _ends(panels)
         for k, panel in enumerate(panels):
             axes = new_axes(figure, left + k * (_PANEL + _BETWEEN), _BOTTOM, _PANEL, _ROW * len(methods))
             axes.grid(axis="x", color=RULE, linewidth=0.7)
@@ -59,19 +67,31 @@ def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
                     axes.plot(gap.paper, row, zorder=3, **_PAPERS)
                 if gap.ours is not None:
                     axes.errorbar(gap.ours, row, xerr=gap.deviation, zorder=4, **_OURS)
+            axes.set_xlim(ends)
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
             axes.set_ylim(len(methods) - 0.5, -0.5)
             axes.set_yticks(np.arange(len(methods)), labels=methods if k == 0 else [""] * len(methods))
             axes.tick_params(axis="y", colors=INK)
             axes.set_title(panel.title, loc="left", color=INK, fontsize=LABEL_SIZE, pad=4)
-        published = any(gap.paper is not None for panel in panels for gap in panel.gaps)
-        legend = {label: look for label, look in _LEGEND.items() if published or look is not _PAPERS}
-        figure.text(0.1 / width, 1 - 0.18 / height, title, color=INK, fontsize=TITLE_SIZE)
+        figure.text(0.1 / width, 1 - 0.18 / height, f"{title}: accuracy, %", color=INK, fontsize=TITLE_SIZE)
         figure.legend(
             handles=[Line2D([], [], label=label, **look) for label, look in legend.items()],
             loc="lower left", bbox_to_anchor=(left / width, 0), ncols=len(legend), frameon=False,
             fontsize=LABEL_SIZE, labelcolor=FAINT, borderaxespad=0.3, borderpad=0, handletextpad=0.3,
         )  # fmt: skip
         return finish(name, figure, f"{title}, accuracy in percent. {' '.join(map(_said, panels))}", {})
+
+
+def _ends(panels: Sequence[Panel]) -> tuple[float, float]:
+    """Where a scale begins and ends that holds every number."""
+    numbers = [panel.floor for panel in panels]
+    for gap in (gap for panel in panels for gap in panel.gaps):
+        numbers.append(gap.paper)
+        if gap.ours is not None:
+            numbers += [gap.ours - (gap.deviation or 0), gap.ours + (gap.deviation or 0)]
+    known = [number for number in numbers if number is not None]
+    room = 0.05 * (max(known) - min(known)) or 1.0
+    return min(known) - room, max(known) + room
 
 
 def _said(panel: Panel) -> str:
@@ -84,4 +104,5 @@ def _said(panel: Panel) -> str:
         f"{gap.method} {number(gap.ours)}" + ("" if gap.paper is None else f" (paper {gap.paper:.1f})")
         for gap in panel.gaps
     ]
-    return f"{panel.title}: {', '.join(both)}."
+    floor = "" if panel.floor is None else f" (majority floor {panel.floor:.1f})"
+    return f"{panel.title}{floor}: {', '.join(both)}."
