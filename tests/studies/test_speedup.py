@@ -46,7 +46,7 @@ def test_table_5_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Simple
     (found,) = (row for row in rows if row[:3] == ["mobiact", "4", "deprl"])
     # Made-up accuracies come to 60 % in round 7 and near their last in round 57; a round of 4 workers takes 0.5 s.
     assert [float(cell) for cell in found[3:]] == pytest.approx([95.98, 319.3, 55.2, 80, 28.5, 3.5])
-    assert "| 80.0<br>96.0, −16.0 | 28.5<br>319.3 | 3.5<br>55.2 |" in text
+    assert "| 4 | 50.0 | DePRL | 80.0<br>96.0, −16.0 | 28.5<br>319.3 | 3.5<br>55.2 |" in text
     assert "| –<br>88.6 | –<br>369.1 | –<br>72.6 |" in text, "what was not run"
     assert sum(any(row[6:]) for row in rows) == 4 and len(rows) == 32
 

@@ -63,6 +63,7 @@ def test_the_report_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Sim
     assert "12 of 216 runs are recorded." in text
     assert "Computed on cpu (float32, engine batched, torch 2.6.0): 10:00 min in all." in text
     assert "mobiact" in text
+    assert "## CIFAR-10, VGG-11\n\n| Dirichlet | graph | floor | D-PSGD | DisPFL | DePRL |" in text, "narrow tables"
     assert "**90.0 ± 1.4 (2)**<br>89.6, +0.4" in text
     assert "80.0 ± 1.4 (2)<br>53.9, +26.1" in text
     assert "| CIFAR-10, VGG-11 | 4 | 0 | 2 |" in text

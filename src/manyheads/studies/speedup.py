@@ -60,30 +60,27 @@ def _table5(results: Results, report: Report) -> None:
         "Dirichlet 0.3. A line in the picture uses only the seeds that all its points share, so it may differ "
         "from the table."
     )
-    rows, numbers = [], []
-    for data, count in product(results.values("data"), results.values("workers")):
-        line = [data_title(data), str(count), percent(results.floor(data=data, workers=count))]
-        for algorithm in ALGORITHMS:
+    numbers = []
+    for data in results.values("data"):
+        rows = []
+        for count, algorithm in product(results.values("workers"), ALGORITHMS):
             cell = speeds().get((data, count, algorithm))
             ours = _speed_numbers(results.runs(data=data, workers=count, algorithm=algorithm), data)
-            line += _speed_texts(ours, cell)
+            floor = percent(results.floor(data=data, workers=count))
+            rows.append([str(count), floor, title_of(algorithm), *_speed_texts(ours, cell)])
             times = (found and found.mean for found in ours[1:])
             numbers.append([data, count, algorithm, *(cell or (None,) * 3), in_percent(ours[0])[0], *times])
-        rows.append(line)
-    kinds = ("accuracy, %", "convergence, s", "to accuracy, s")
-    report.add_table(
-        ["data", "workers", "floor", *(f"{title_of(a)}: {kind}" for a in ALGORITHMS for kind in kinds)], rows
-    )
-    names = ("final_accuracy", "convergence_time", "time_to_accuracy")
-    sides = [f"{side}_{name}" for side in ("paper", "ours") for name in names]
-    report.add_csv(["data", "workers", "algorithm", *sides], numbers)
-    for data in results.values("data"):
+        report.parts.append(f"## {data_title(data)}")
+        report.add_table(["workers", "floor", "algorithm", "accuracy, %", "convergence, s", "to accuracy, s"], rows)
         lines = [
             _speed_line(title_of(algorithm), own_colours()[algorithm], times)
             for algorithm in ALGORITHMS
             if len(times := _by_workers(results, convergence_time, data=data, algorithm=algorithm)) > 1
         ]
         _draw_speed(report, f"{data}-convergence", lines, "speed-up of the convergence time over 4 workers")
+    names = ("final_accuracy", "convergence_time", "time_to_accuracy")
+    sides = [f"{side}_{name}" for side in ("paper", "ours") for name in names]
+    report.add_csv(["data", "workers", "algorithm", *sides], numbers)
 
 
 def _speed_numbers(runs: Sequence[Finished], data: str) -> tuple[Stat | None, Stat | None, Stat | None]:

@@ -67,29 +67,11 @@ def _report(table: int, results: Results, report: Report) -> None:
         report.parts.append(
             "New workers start from the server's model. Ditto's is FedAvg's, so the two have the same numbers."
         )
-    rows = list(dict.fromkeys((place.data, place.dirichlet) for place in asked))
-    columns = list(dict.fromkeys((place.graph, place.algorithm) for place in asked))
-    several = len({graph for graph, _ in columns}) > 1
-    names = [f"{graph}: {title_of(algorithm)}" if several else title_of(algorithm) for graph, algorithm in columns]
-    header = ["data", "Dirichlet", "floor", *names]
     runs = {place: results.runs(**place._asdict()) for place in asked}
     ours = {place: at_end(found, "accuracy_mean") for place, found in runs.items()}
-    lines: list[list[str]] = []
-    panels: dict[str, list[Panel]] = {}
-    for data, dirichlet in rows:
-        floor = results.floor(data=data, dirichlet=dirichlet)
-        here = [Place(data, dirichlet, *column) for column in columns]
-        best = _best(here, runs)
-        texts = [_text(ours[place], paper.get(place), bold=place in best) for place in here]
-        lines.append([data_title(data), f"{dirichlet:g}", percent(floor), *texts])
-        gaps = [_gap(name, ours[place], paper.get(place)) for name, place in zip(names, here, strict=True)]
-        panel = Panel(f"Dirichlet {dirichlet:g}", in_percent(floor)[0], gaps)
-        panels.setdefault(data, []).append(panel)
-    report.add_table(header, lines)
-    for data, found in panels.items():
-        # Of a single method there is nothing to compare.
-        if len({gap.method for panel in found for gap in panel.gaps if gap.ours is not None}) > 1:
-            report.add_picture(side_by_side(data, data_title(data), found))
+    for data in dict.fromkeys(place.data for place in asked):
+        report.parts.append(f"## {data_title(data)}")
+        _add_data(report, results, data, runs, paper)
     header = [
         *Place._fields,
         "paper",
@@ -105,6 +87,34 @@ def _report(table: int, results: Results, report: Report) -> None:
     _compare_order(report, {place: found for place, found in runs.items() if found}, paper)
 
 
+def _add_data(
+    report: Report, results: Results, data: str, runs: dict[Place, list[Finished]], paper: Mapping[Place, Cell]
+) -> None:
+    """The numbers on one data set, a line for every graph, and their picture."""
+    places = [place for place in runs if place.data == data]
+    graphs = list(dict.fromkeys(place.graph for place in places))
+    algorithms = list(dict.fromkeys(place.algorithm for place in places))
+    several = len(graphs) > 1
+    lines: list[list[str]] = []
+    panels: list[Panel] = []
+    for dirichlet in dict.fromkeys(place.dirichlet for place in places):
+        floor, gaps = results.floor(data=data, dirichlet=dirichlet), []
+        for graph in graphs:
+            here = [Place(data, dirichlet, graph, algorithm) for algorithm in algorithms]
+            best = _best(here, runs)
+            found = {place: at_end(runs[place], "accuracy_mean") for place in here}
+            texts = [_text(stat, paper.get(place), bold=place in best) for place, stat in found.items()]
+            lines.append([f"{dirichlet:g}", *([graph] if several else []), percent(floor), *texts])
+            for place, stat in found.items():
+                name = title_of(place.algorithm)
+                gaps.append(_gap(f"{graph}: {name}" if several else name, stat, paper.get(place)))
+        panels.append(Panel(f"Dirichlet {dirichlet:g}", in_percent(floor)[0], gaps))
+    report.add_table(["Dirichlet", *(["graph"] if several else []), "floor", *map(title_of, algorithms)], lines)
+    # Of a single method there is nothing to compare.
+    if len({gap.method for panel in panels for gap in panel.gaps if gap.ours is not None}) > 1:
+        report.add_picture(side_by_side(data, data_title(data), panels))
+
+
 def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> dict[Place, float]:
     """Accuracies over the seeds that all of some places were run with; empty: there is none."""
     alike = shared_seeds(runs[place] for place in places)
@@ -113,13 +123,10 @@ def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) ->
 
 
 def _best(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> set[Place]:
-    """The best method on every graph of a row, where there are several."""
-    best: set[Place] = set()
-    for graph in {place.graph for place in places}:
-        rivals = [place for place in places if place.graph == graph and runs.get(place)]
-        means = _side_by_side(rivals, runs) if len(rivals) > 1 else {}
-        best |= {place for place, mean in means.items() if mean == max(means.values())}
-    return best
+    """The best method of a line, if several were run."""
+    rivals = [place for place in places if runs[place]]
+    means = _side_by_side(rivals, runs) if len(rivals) > 1 else {}
+    return {place for place, mean in means.items() if mean == max(means.values())}
 
 
 def _text(found: Stat | None, paper: Cell | None, *, bold: bool) -> str:
