@@ -50,6 +50,23 @@ def test_reports_on_all_and_on_nothing(name: str, tmp_path: Path, records_lab: S
             assert (tmp_path / line.rpartition("(")[2].rstrip(")")).exists()
 
 
+@pytest.mark.parametrize("name", ["consensus", "loss", "tau", "workers", "table1", "table5", "speedup"])
+def test_every_picture_stands_under_its_data_set(name: str, tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    for trial in without_repeats(STUDIES[name].grid(ONE_SEED)):
+        if trial.data in ("cifar10", "cifar100", "mobiact"):
+            records_lab.write(records, trial)
+    text = STUDIES[name].write(ONE_SEED, records, tmp_path).read_text()
+    titles = {"cifar10": "## CIFAR-10, ", "cifar100": "## CIFAR-100, ", "mobiact": "## MobiAct "}
+    shown = set()
+    for part in text.split("\n## ")[1:]:
+        for line in (line for line in part.splitlines() if line.startswith("![")):
+            data = line.rpartition("(")[2].removeprefix(f"{name}-").split("-")[0].split(".")[0]
+            assert f"## {part}".startswith(titles[data])
+            shown.add(data)
+    assert len(shown) > 1 and "![" not in text.split("\n## ")[0]
+
+
 def test_an_unknown_study() -> None:
     with pytest.raises(UserError, match="Did you mean 'table1'"):
         get_study("tabel1")

@@ -129,7 +129,7 @@ def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor:
         lines = _lines(drawn, x, "accuracy_mean")
         if not lines or (x != "round" and not any(np.ptp(line.x) for line in lines)):
             continue
-        row.append(pictures.curves(f"{name}-{what}", lines, _x_axis(x, lines), y, floor=floor))
+        row.append(pictures.curves(f"{name}-{what}", lines, x_axis(x, lines), y, floor=floor))
     explained = {
         f"{comparison.score_name.capitalize()} on each worker's own test samples, at the end of each round.": True,
         "Bands are the deviation over seeds.": len(comparison.seeds) > 1,
@@ -238,7 +238,7 @@ def _positive(lines: Iterable[Line]) -> list[Line]:
     return [replace(line, x=line.x[at], y=line.y[at], deviation=line.deviation[at]) for line, at in kept if at.any()]
 
 
-def _x_axis(metric: str, lines: Sequence[Line]) -> Axis:
+def x_axis(metric: str, lines: Sequence[Line]) -> Axis:
     """The axis of a metric in a unit that suits its numbers."""
     if metric == "round":
         return ROUND

@@ -11,7 +11,7 @@ from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, FedRep, title_
 from manyheads.report.pictures import ROUND, Axis, curves, own_colours
 from manyheads.studies.lines import ACCURACY, across, along
 from manyheads.studies.published import data_title
-from manyheads.studies.results import Report, Results, in_percent, percent
+from manyheads.studies.results import BANDS, Report, Results, in_percent, percent
 from manyheads.studies.speedup import ALGORITHMS, DATA, DIRICHLET, ladder
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
@@ -24,7 +24,7 @@ _LOSS = Axis("train loss", lambda value: f"{value:.3f}")
 def _loss(results: Results, report: Report) -> None:
     report.parts.append(
         "DePRL's train loss: the loss of each worker over all its samples after the round's local training, mean "
-        "over workers."
+        f"over workers. {BANDS}"
     )
     for data in results.values("data"):
         lines = [
@@ -33,7 +33,7 @@ def _loss(results: Results, report: Report) -> None:
             for line in along(f"{count} workers", place, results.runs(data=data, workers=count), "round", "train_loss")
         ]
         if lines:
-            report.parts.append(data_title(data))
+            report.parts.append(f"## {data_title(data)}")
             report.add_picture(curves(data, lines, ROUND, _LOSS))
 
 
@@ -71,7 +71,7 @@ def _workers_grid(size: Size) -> list[Trial]:
 
 def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None:
     report.parts.append(
-        "A line in a picture uses only the seeds that all its points share, so it may differ from the table."
+        f"{BANDS} A line uses only the seeds that all its points share, so it may differ from the table."
     )
     numbers: list[list[Any]] = []
     colours = own_colours()
@@ -85,7 +85,7 @@ def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None
         ]
         if not lines:
             continue
-        report.parts.append(data_title(data))
+        report.parts.append(f"## {data_title(data)}")
         if len({value for line in lines for value in line.x}) > 1:
             axis = Axis(label, lambda value: f"{value:g} {label}", whole=True)
             report.add_picture(curves(data, lines, axis, ACCURACY))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from manyheads.report.pictures import ROUND, Axis, curves
 from manyheads.studies.lines import along
 from manyheads.studies.published import data_title
-from manyheads.studies.results import NOTHING, Report, Results
+from manyheads.studies.results import BANDS, NOTHING, Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 from manyheads.units import short
@@ -31,7 +31,7 @@ def _grid(size: Size) -> list[Trial]:
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
         "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. Solid: the paper's rate, which falls by 4 % per round. Dashed: "
-        "the same initial rate, kept constant."
+        f"the same initial rate, kept constant. {BANDS}"
     )
     rows = []
     for data in results.values("data"):
@@ -39,7 +39,7 @@ def _report(results: Results, report: Report) -> None:
         for place, dirichlet in enumerate(results.values("dirichlet")):
             for rate in _RATES:
                 runs = results.runs(data=data, dirichlet=dirichlet, rate=rate)
-                label = f"{dirichlet:g}" + (", constant rate" if rate == "constant" else "")
+                label = f"Dirichlet {dirichlet:g}" + (", constant rate" if rate == "constant" else "")
                 for line in along(label, place, runs, "round", "consensus_error"):
                     peak = int(line.y.argmax())
                     rows.append(
@@ -48,7 +48,9 @@ def _report(results: Results, report: Report) -> None:
                     )  # fmt: skip
                     lines.append(replace(line, dashed=rate == "constant"))
         if lines:
+            report.parts.append(f"## {data_title(data)}")
             report.add_picture(curves(data, lines, ROUND, _ERROR))
+    report.parts.append("## In numbers")
     header = ["data", "Dirichlet", "rate", "highest", "in round", "at the end", "of the highest"]
     report.add_table(header, rows)
     report.add_csv(header, rows)

@@ -4,9 +4,10 @@ Time is simulated: every worker a machine of its own. The paper's is that of its
 """
 
 from manyheads.algorithms import title_of
-from manyheads.report.pictures import ROUND, curves, own_colours
-from manyheads.studies.lines import ACCURACY, TIME, along
-from manyheads.studies.results import Report, Results
+from manyheads.report.chapters import x_axis
+from manyheads.report.pictures import curves, own_colours
+from manyheads.studies.lines import ACCURACY, along
+from manyheads.studies.results import BANDS, Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
@@ -24,8 +25,12 @@ def _grid(size: Size) -> list[Trial]:
 
 
 def _report(results: Results, report: Report) -> None:
+    report.parts.append(
+        "Accuracy of each worker's own model after mixing, mean over workers, beside the score of always naming each "
+        f"worker's most frequent class (the majority floor). Time is simulated: one machine per worker. {BANDS}"
+    )
     for dirichlet in results.values("dirichlet"):
-        for name, x, axis in (("rounds", "round", ROUND), ("time", "simulated_seconds", TIME)):
+        for name, x in (("rounds", "round"), ("time", "simulated_seconds")):
             lines = [
                 line
                 for algorithm in _ALGORITHMS
@@ -40,7 +45,7 @@ def _report(results: Results, report: Report) -> None:
             if lines:
                 floor = results.floor(dirichlet=dirichlet)
                 report.parts.append(f"Dirichlet {dirichlet:g}, against {name}:")
-                drawn = curves(f"{dirichlet:g}-{name}", lines, axis, ACCURACY, floor=floor and floor.mean)
+                drawn = curves(f"{dirichlet:g}-{name}", lines, x_axis(x, lines), ACCURACY, floor=floor and floor.mean)
                 report.add_picture(drawn)
 
 

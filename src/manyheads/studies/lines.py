@@ -10,7 +10,6 @@ from manyheads.report.numbers import at_end, curve
 from manyheads.report.pictures import Axis, Line
 from manyheads.studies.results import Results
 
-TIME = Axis("simulated seconds", lambda value: f"{value:.3g} s")
 ACCURACY = Axis("accuracy, %", lambda value: f"{100 * value:.1f} %", factor=100, share=True)
 
 

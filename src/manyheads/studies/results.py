@@ -17,6 +17,7 @@ from manyheads.studies.trial import Trial
 from manyheads.units import counted, human_seconds
 
 NOTHING = "–"
+BANDS = "Bands in a picture are the deviation over seeds."
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ def _grid(size: Size) -> list[Trial]:
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
         "Cosines between every two workers. The paper's claim: heads follow the data, representations agree. "
-        "*Heads follow the data* is the correlation of the two maps off their diagonals."
+        "*Heads follow the data* is the correlation of the two maps off their diagonals. In the pictures rows and "
+        "columns are workers, and the scale covers pairs of different workers; the diagonal is always 1."
     )
     for run in results.runs():
         maps = run.similarity

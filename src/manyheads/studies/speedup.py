@@ -139,7 +139,10 @@ def _speedup(results: Results, report: Report) -> None:
                 rows.append([data_title(data), meaning, target, rates, count, value, rounds[first] * first / count])
             if rounds:
                 lines.append(_speed_line(f"{rates} rates", place, rounds))
+        if lines:
+            report.parts.append(f"## {data_title(data)}: {meaning}")
         _draw_speed(report, f"{data}-{measure.replace('_', '-')}", lines, f"speed-up in rounds, {meaning}")
+    report.parts.append("## In numbers")
     header = ["data", "measure", "target", "rates", "workers", "rounds", "linear"]
     report.add_table(
         header, [[f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row] for row in rows]
