@@ -54,6 +54,13 @@ def test_a_seed_counts_once_and_for_one_code(tmp_path: Path, write_run):
         open_comparison(tmp_path / "joined")
 
 
+def test_settings_are_in_order_words_by_the_alphabet_and_numbers_by_size(tmp_path: Path, write_run):
+    splits = ["dirichlet:0.5", "dirichlet:2", "dirichlet:10", "iid", "shards:2"]
+    for place, split in enumerate(reversed(splits)):
+        write_run(tmp_path / str(place), split=split)
+    assert [setting.values["split"] for setting in open_comparison(tmp_path).settings] == splits
+
+
 def test_a_system_need_not_have_a_run_in_every_setting(tmp_path: Path, write_run):
     for split, epochs in (("iid", 2), ("shards:2", 10)):
         write_run(tmp_path / f"{epochs}", "deprl", {"head_epochs": epochs}, split=split)

@@ -232,13 +232,13 @@ def _common(runs: Sequence[Finished], name: str) -> Any:
     return next((run for run in runs if not passes_over(run, name)), runs[0]).options.get(name)
 
 
-def _natural(value: Any) -> tuple[str, float, str]:
+def _natural(value: Any) -> tuple[str, float]:
     """A sort key: words by the alphabet, numbers and those after a colon by size."""
     word, _, number = str(value).rpartition(":")
     try:
-        return word, float(number), ""
+        return word, float(number)
     except ValueError:
-        return word, 0.0, str(value)
+        return str(value), 0.0
 
 
 def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
