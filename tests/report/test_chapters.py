@@ -1,3 +1,4 @@
+import itertools
 import json
 import re
 from pathlib import Path
@@ -52,7 +53,18 @@ def test_what_was_not_recorded_has_no_chapter(tmp_path: Path, write_run):
 
 def test_what_sends_nothing_is_not_drawn_against_bytes_alone(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "local")
-    assert names(of_setting(open_comparison(tmp_path), 0))["Learning curves"] == ["learning-rounds"]
+    (learning, *_, consensus) = of_setting(open_comparison(tmp_path), 0)
+    assert names([learning]) == {"Learning curves": ["learning-rounds"]}
+    assert "dot" not in learning.text and "No line" not in consensus.text
+    write_run(tmp_path / "b", "deprl")
+    said = of_setting(open_comparison(tmp_path), 0)[0].text
+    assert "A dotted level is a system that sends nothing." in said and "Fine dots" not in said
+
+
+def test_dots_that_lead_to_a_name_are_explained(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl", clock=True)
+    write_run(tmp_path / "b", "local", clock=True)
+    assert "Fine dots lead from a line that ends early to its name." in of_setting(open_comparison(tmp_path), 0)[0].text
 
 
 def test_a_system_keeps_its_colour_whoever_stands_beside_it(tmp_path: Path, write_run):
@@ -84,6 +96,7 @@ def test_the_texts_explain_what_there_is_to_see(chapters: list[Chapter]):
     learning, workers, _, similar, *_ = chapters
     assert "Dashed: needs a server." in learning.text
     assert "sends nothing" not in learning.text
+    assert chapters[4].title == "Consensus" and "No line: FedAvg, whose workers" in chapters[4].text
     assert "over seeds" not in learning.text + workers.text
     assert "(seed 1)" in similar.text and "the diagonal, each worker beside itself" in similar.text
     assert similar.rows[0][0].startswith("DePRL (correlation of heads with data: ")
@@ -105,3 +118,18 @@ def test_a_grid_shows_how_each_system_depends_on_it(tmp_path: Path, write_run):
     found = of_systems(open_comparison(tmp_path))
     assert names(found) == {"DePRL": ["deprl-by-setting-rounds", "deprl-by-setting-bytes"]}
     assert "full" in found[0].rows[0][1][0].alt
+
+
+def test_a_system_is_named_by_the_settings_that_it_looks_at(tmp_path: Path, write_run):
+    """Local training is on no graph: its lines are those of the splits."""
+    for graph, split in itertools.product(("ring", "full"), ("iid", "dirichlet:0.1")):
+        write_run(tmp_path / f"{graph}{split}", "deprl", graph=graph, split=split, rounds=2)
+        if graph == "ring":
+            write_run(tmp_path / f"local{split}", "local", split=split, rounds=2)
+    deprl, local = (set(_labels(found)) for found in of_systems(open_comparison(tmp_path)))
+    assert deprl >= {"full, dirichlet:0.1", "full, iid", "ring, dirichlet:0.1", "ring, iid"}
+    assert local >= {"dirichlet:0.1", "iid"} and not any("full" in label for label in local)
+
+
+def _labels(chapter: Chapter) -> list[str]:
+    return re.findall(r">([^<]+)</text>", chapter.rows[0][1][0].inline)

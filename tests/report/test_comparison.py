@@ -238,6 +238,7 @@ def test_an_experiment_on_objects_can_be_reported(tmp_path: Path, write_run):
     (run / "experiment.json").write_text(json.dumps(description))
     assert shown(open_comparison(tmp_path).shared["data"]) == "arrays mine"
     assert shown({"kind": "function mine"}) == "function mine"
+    assert shown({"kind": "arrays", "name": "arrays"}) == "arrays"
 
 
 def test_slugs_are_names_of_files_and_all_different():

@@ -130,6 +130,14 @@ def test_a_lead_that_so_few_seeds_may_show_by_chance_is_called_noise(
     assert f" ahead of Local{noise}." in outcome(open_comparison(tmp_path), 0)
 
 
+def test_new_workers_are_several_and_have_no_graph(tmp_path: Path, write_run):
+    _set(write_run(tmp_path / "a" / "b", "join"), accuracy_mean=0.9)
+    assert outcome(open_comparison(tmp_path / "a"), 0).startswith("New workers reach 90.0 %.")
+    assert conditions(open_comparison(tmp_path / "a")).startswith("8 workers, no graph, split ")
+    write_run(tmp_path / "c" / "d", "fedavg")
+    assert conditions(open_comparison(tmp_path / "c")).startswith("8 workers, a server, split ")
+
+
 def test_of_one_seed_no_error_is_known(tmp_path: Path, write_run):
     _set(write_run(tmp_path / "one" / "a", "deprl"), accuracy_mean=0.9)
     _set(write_run(tmp_path / "one" / "b", "local"), accuracy_mean=0.8)

@@ -8,7 +8,7 @@ import numpy as np
 from manyheads.figures import COLOURS, MOST_LINKS
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, shown, slugs
+from manyheads.report.comparison import Comparison, Setting, passes_over, shown, slugs
 from manyheads.report.drawing import Picture
 from manyheads.report.mixing import steady_mixing
 from manyheads.report.numbers import (
@@ -106,12 +106,17 @@ def of_systems(comparison: Comparison) -> list[Chapter]:
         settings = [j for j in cells if cells[j] not in [cells[k] for k in cells if k < j]]
         if len(settings) > 1:
             drawn = [
-                _Drawn(comparison.settings[j].short, place, cells[j], place >= len(COLOURS))
+                _Drawn(_looked_at(comparison.settings[j], cells[j][0]), place, cells[j], place >= len(COLOURS))
                 for place, j in enumerate(settings)
             ]
             chapter = _learning(f"{name}-by-setting", comparison, drawn, None)
             chapters.append(Chapter(comparison.systems[i].label, "", chapter.rows))
     return chapters
+
+
+def _looked_at(setting: Setting, run: Finished) -> str:
+    """The values of a setting that mean something to a run's algorithm."""
+    return ", ".join(shown(value) for name, value in setting.values.items() if not passes_over(run, name))
 
 
 def _score_axis(comparison: Comparison, what: str) -> Axis:
@@ -124,17 +129,19 @@ def _score_axis(comparison: Comparison, what: str) -> Axis:
 
 def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor: float | None) -> Chapter:
     y = _score_axis(comparison, ", mean over workers")
-    row = []
+    row, charts = [], []
     for what, x in (("rounds", "round"), ("bytes", "bytes_sent_per_worker"), ("time", "simulated_seconds")):
         lines = _lines(drawn, x, "accuracy_mean")
         if not lines or (x != "round" and not any(np.ptp(line.x) for line in lines)):
             continue
         row.append(pictures.curves(f"{name}-{what}", lines, x_axis(x, lines), y, floor=floor))
+        charts.append(lines)
     explained = {
         f"{comparison.score_name.capitalize()} on each worker's own test samples, at the end of each round.": True,
         "Bands are the deviation over seeds.": len(comparison.seeds) > 1,
         "Dashed: needs a server.": any(line.dashed for line in drawn),
-        "A dotted level is a system that sends nothing.": any(line.silent for line in drawn),
+        "A dotted level is a system that sends nothing.": any(line.level for lines in charts for line in lines),
+        "Fine dots lead from a line that ends early to its name.": any(map(_end_apart, charts)),
     }
     text = " ".join(sentence for sentence, needed in explained.items() if needed)
     return Chapter("Learning curves", text, (("", tuple(row)),))
@@ -197,16 +204,20 @@ def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
 
 
 def _consensus(prefix: str, drawn: Sequence[_Drawn]) -> Chapter:
-    row = []
+    row, agreeing = [], []
     for metric in ("consensus_error", "consensus_error_relative"):
-        if lines := _positive(_lines(drawn, "round", metric)):
+        found = _lines(drawn, "round", metric)
+        agreeing = agreeing or [line.label for line in found if not line.y.any()]
+        if lines := _positive(found):
             label = "consensus error" + (", relative to |φ̄|²" if metric.endswith("relative") else "")
             name = prefix + metric.replace("_", "-")
             row.append(pictures.curves(name, lines, ROUND, Axis(label, short, log=True)))
     text = (
         "How far the workers' representations lie from their mean after mixing: (1/N) Σ |φᵢ − φ̄|², on a logarithmic "
-        "axis. Where a server averages, the error is zero and there is no line."
+        "axis."
     )
+    if agreeing:
+        text += f" No line: {'; '.join(agreeing)}, whose workers all end a round with the mean."
     return Chapter("Consensus", text, (("", tuple(row)),))
 
 
@@ -230,6 +241,11 @@ def _lines(drawn: Sequence[_Drawn], x: str, y: str) -> list[Line]:
 
 def _line(drawn: _Drawn, found: Curve) -> Line:
     return Line(drawn.label, drawn.colour, found.x, found.y, found.deviation, drawn.dashed)
+
+
+def _end_apart(lines: Sequence[Line]) -> bool:
+    """Whether some lines go on where others have ended."""
+    return len({line.x[-1] for line in lines if not line.level}) > 1
 
 
 def _positive(lines: Iterable[Line]) -> list[Line]:

@@ -48,11 +48,6 @@ class Setting:
     def __str__(self) -> str:
         return ", ".join(f"{words(name)} {shown(value)}" for name, value in self.values.items())
 
-    @property
-    def short(self) -> str:
-        """The values alone."""
-        return ", ".join(map(shown, self.values.values()))
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -196,7 +191,7 @@ def words(name: str) -> str:
 def shown(value: Any) -> str:
     """An option's value for people: words and numbers as they are, objects by what they are."""
     if isinstance(value, dict):
-        return " ".join(str(value[part]) for part in ("kind", "name") if part in value)
+        return " ".join(dict.fromkeys(str(value[part]) for part in ("kind", "name") if part in value))
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, float):

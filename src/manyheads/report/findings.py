@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from manyheads.algorithms import fact
 from manyheads.algorithms.base import twins
+from manyheads.algorithms.join import Join
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
@@ -23,9 +24,10 @@ _SCORED_OTHERWISE = {
 }
 """What makes a system's scores others than those of each worker's model after mixing."""
 
+_WITHOUT_GRAPH = {"none": "no graph", "server": "a server"}
 _CONDITIONS: dict[str, Callable[[Any], str]] = {
     "workers": lambda count: counted(count, "worker"),
-    "graph": lambda graph: f"graph {shown(graph)}",
+    "graph": lambda graph: _WITHOUT_GRAPH.get(graph, f"graph {shown(graph)}"),
     "split": lambda split: f"split {shown(split)}",
     "rounds": lambda count: counted(count, "round"),
 }
@@ -92,8 +94,8 @@ def outcome(comparison: Comparison, setting: int) -> str:
     if best is None or found is None:
         return ""
     unit = comparison.unit and f" {comparison.unit}"
-    reached = plus_minus(found.mean, found.deviation or None, comparison.score)
-    said = f"{comparison.systems[best].label} reaches {reached}{unit}"
+    system, reached = comparison.systems[best], plus_minus(found.mean, found.deviation or None, comparison.score)
+    said = f"{system.label} {'reach' if system.algorithm == Join.name else 'reaches'} {reached}{unit}"
     if any(map(_left_out, comparison.cells[best, setting])):
         said += _over(comparison.cells[best, setting])
     said += f"{_ahead(comparison, setting, best)}."
