@@ -137,6 +137,18 @@ def test_the_page_is_no_wider_than_the_screen(page, width: int):
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.parametrize("width", [390, 1280])
+def test_words_in_pictures_are_large_enough_to_read(page, width: int):
+    emulate(page, width=width, scheme="light")
+    sizes = page.execute_script("""
+        return [...document.querySelectorAll('.picture svg')].map(svg => {
+            const scale = svg.getBoundingClientRect().width / svg.viewBox.baseVal.width;
+            const words = [...svg.querySelectorAll('text')].map(text => parseFloat(getComputedStyle(text).fontSize));
+            return scale * Math.min(...words);
+        })""")
+    assert len(sizes) == 13 and min(sizes) > 8
+
+
 def test_text_keeps_its_contrast_in_light_and_dark(page):
     contrast = """
         const light = name => {

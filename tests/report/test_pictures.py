@@ -212,9 +212,13 @@ def test_a_scale_of_values_that_are_one_stays_where_such_values_are() -> None:
 
 
 def test_a_cosine_just_below_zero_is_no_minus_zero() -> None:
-    picture = similarity_map("heads", "heads", np.array([[1.0, -0.04], [-0.04, 1.0]]), (-0.04, 1.0))
-    assert "from 0.0 to 1.0" in picture.alt and b"-0.0<" not in picture.svg
+    picture = similarity_map("heads", "heads", np.array([[1.0, -0.004], [-0.004, 1.0]]), (-0.004, 1.0))
+    assert "from 0.00 to 1.00" in picture.alt and b"-0.00<" not in picture.svg
     assert "-0.0" not in str(picture.hover)
+
+
+def test_the_middle_of_a_wide_scale_is_not_rounded_away() -> None:
+    assert {"-0.10", "0.45", "1.00"} <= set(texts(similarity_map("m", "heads", np.eye(2), (-0.1, 1.0))))
 
 
 @given(st.lists(st.floats(-100, 100), max_size=12), st.floats(0.1, 10))

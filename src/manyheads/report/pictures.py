@@ -183,7 +183,7 @@ def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[floa
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
-        digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 1, 6))
+        digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 2, 6))
         _scale(figure, image, lambda value: f"{value:z.{digits}f}")
         axes.apply_aspect()
         hover = {}
