@@ -19,6 +19,17 @@ def test_facts_and_table_align() -> None:
     assert lines == ["x", "───  ────", "row     1", "r    1000"]
 
 
+def test_columns_of_words_are_read_from_the_left() -> None:
+    body = [["DePRL", "ring", "1"], ["", "", ""], ["D-PSGD", "full", "10"]]
+    assert text.table([["", "graph", "points"]], body, 2).splitlines() == [
+        "        graph  points",
+        "──────  ─────  ──────",
+        "DePRL   ring        1",
+        "",
+        "D-PSGD  full       10",
+    ]
+
+
 def test_summary_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     table = text.summary_table(SUMMARY)

@@ -1,3 +1,4 @@
+import itertools
 import json
 from pathlib import Path
 
@@ -77,6 +78,17 @@ def test_the_best_is_marked_in_every_setting(tmp_path: Path, write_run):
             write_run(tmp_path / f"{algorithm}-{split}", algorithm, split=split, level=level)
     best = [(row.label, row.setting) for row in table.rows(open_comparison(tmp_path)) if row.cells[0].best]
     assert best == [("DePRL", ("iid",)), ("Local", ("shards:2",))]
+
+
+def test_where_a_setting_begins_is_known(tmp_path: Path, write_run):
+    for algorithm, split in itertools.product(("deprl", "local"), ("iid", "shards:2")):
+        write_run(tmp_path / f"{algorithm}{split}", algorithm, split=split)
+    found = table.rows(open_comparison(tmp_path))
+    assert [(row.setting, row.begins) for row in found] == [
+        *[(("iid",), False)] * 3,
+        (("shards:2",), True),
+        *[(("shards:2",), False)] * 2,
+    ]
 
 
 def test_a_system_without_neighbours_stands_on_no_graph(tmp_path: Path, write_run):

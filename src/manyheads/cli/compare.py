@@ -198,15 +198,16 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     from manyheads.report.findings import caveats
     from manyheads.report.table import headers, rows
 
-    titles = ["", *map(words, comparison.grid), *headers(comparison)]
-    body = [
-        [row.label, *row.setting, *(cell.text + ("*" if cell.best else " ") for cell in row.cells)]
-        for row in rows(comparison)
-    ]
-    count, text = len(titles), table(_wrapped(titles), body)
-    while max(map(len, text.splitlines())) > width and count > 2 + len(comparison.grid):
+    titles, named = ["", *map(words, comparison.grid), *headers(comparison)], 1 + len(comparison.grid)
+    body = []
+    for row in rows(comparison):
+        if row.begins:
+            body.append([""] * len(titles))
+        body.append([row.label, *row.setting, *(cell.text + ("*" if cell.best else " ") for cell in row.cells)])
+    count, text = len(titles), table(_wrapped(titles), body, named)
+    while max(map(len, text.splitlines())) > width and count > named + 1:
         count -= 1
-        text = table(_wrapped(titles[:count]), [row[:count] for row in body])
+        text = table(_wrapped(titles[:count]), [row[:count] for row in body], named)
     several = len(comparison.systems) > 1
     marks = ["* best"] if several else []
     if len(comparison.seeds) == 1:

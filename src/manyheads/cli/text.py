@@ -68,13 +68,13 @@ def summary_line(summary: Mapping[str, Any]) -> str:
     return f"{summary['algorithm']}: {scores}, {counted(count, 'round')}, {human_seconds(summary['seconds'])}"
 
 
-def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]]) -> str:
-    """Rows under a header of one or more lines, every column as wide as it must be; the first to the left."""
+def table(header: Sequence[Sequence[str]], body: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Rows under a header of one or more lines, every column as wide as it must be; the first ``words`` to the left."""
     widths = [max(map(len, column)) for column in zip(*header, *body, strict=True)]
 
     def line(cells: Sequence[str]) -> str:
-        first, *others = zip(cells, widths, strict=True)
-        return "  ".join([f"{first[0]:<{first[1]}}", *(f"{cell:>{width}}" for cell, width in others)]).rstrip()
+        placed = (f"{cell:{'<' if i < words else '>'}{widths[i]}}" for i, cell in enumerate(cells))
+        return "  ".join(placed).rstrip()
 
     rule = "  ".join("─" * width for width in widths)
     return "\n".join([*map(line, header), rule, *map(line, body)])

@@ -1,7 +1,7 @@
 """The comparison table: what each system came to over seeds, the best marked, and the majority floor."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from manyheads.report.collect import Finished
@@ -81,6 +81,8 @@ class Row:
     setting: tuple[str, ...]
     cells: tuple[Cell, ...]
     floor: bool = False
+    begins: bool = False
+    """Whether another setting begins with it."""
 
 
 _EMPTY = Cell("–", None)
@@ -110,7 +112,8 @@ def rows(comparison: Comparison) -> list[Row]:
         if floor is not None:
             others = [_EMPTY] * (len(headers(comparison)) - 1)
             here.append(Row("majority floor", values, (_cell(floor, comparison.score), *others), floor=True))
-        found += sorted(here, key=_accuracy, reverse=True)
+        here.sort(key=_accuracy, reverse=True)
+        found += [replace(row, begins=j > 0 and row is here[0]) for row in here]
     return found
 
 
