@@ -70,6 +70,8 @@ def test_describe_says_it_all_in_short_lines():
     assert facts["P"].startswith("row-stochastic, column sums 0.")
     assert "row-stochastic only" in facts["note"]
     assert float(facts["rho"]) + float(facts["spectral gap"]) == pytest.approx(1, abs=1e-2)
+    assert "e" not in facts["spectral gap"], "0.05, not 5.07e-02"
+    assert dict(describe(build_mixing("full", 8)))["1 / gap"] == "1 round"
     ring = dict(describe(build_mixing("ring", 128)))
     assert (ring["links"], ring["messages a round"], ring["neighbours"]) == ("128", "256", "2")
     assert (ring["P"], ring["1 / gap"]) == ("doubly stochastic", "1,245 rounds")

@@ -7,7 +7,7 @@ import numpy as np
 
 from manyheads.topology.layout import edges
 from manyheads.topology.rows import TOLERANCE, Mixing
-from manyheads.units import plural
+from manyheads.units import plural, short
 
 SAMPLED_ROUNDS = 8
 """How many rounds stand for a mixing without a period."""
@@ -88,7 +88,7 @@ def describe(mixing: Mixing) -> list[tuple[str, str]]:
             "doubly stochastic" if found.doubly_stochastic else f"row-stochastic, column sums {low:.2f} to {high:.2f}",
         ),
         ("rho", f"{found.rho:.5f}"),
-        ("spectral gap", f"{found.gap:.2e}"),
+        ("spectral gap", short(found.gap)),
         ("1 / gap", _rounds(1 / found.gap) if found.gap > 1e-12 else "never agree"),
         *(("note", note) for note in mixing.notes),
     ]
