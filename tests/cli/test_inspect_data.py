@@ -35,13 +35,16 @@ def test_text_map_shades_by_share() -> None:
         "     0       10  │███      │",
         "     1      100  │░░░░░░███│",
         "     2        0  │         │",
+        "of the worker's samples: ░ below 25 %, ▒ below 50 %, ▓ below 75 %, █ more",
     ]
+    quarters = text_map(np.array([[24, 26, 50], [25, 75, 0]])).splitlines()
+    assert [line[18:27] for line in quarters[1:3]] == ["░░░▒▒▒▓▓▓", "▒▒▒███   "]
 
 
 def test_text_map_fits_a_screen() -> None:
     lines = text_map(np.ones((500, 130), int)).splitlines()
     assert "3 in a column" in lines[0]
-    assert "460 more workers" in lines[-1]
-    assert text_map(np.ones((41, 2), int)).endswith("and 1 more worker in the picture")
+    assert "461 more workers" in lines[-2]
+    assert text_map(np.ones((40, 2), int)).splitlines()[-2].endswith("and 1 more worker in the picture")
     assert len(lines) <= 42
     assert max(map(len, lines)) <= 80

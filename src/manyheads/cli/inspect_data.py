@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("data", "workers", "split", "test_split", "relabel", "validation", "seed")
 _SHADES = " ░▒▓█"
-_MOST_ROWS, _MOST_COLUMNS = 40, 60
+_LEGEND = "of the worker's samples: ░ below 25 %, ▒ below 50 %, ▓ below 75 %, █ more"
+_MOST_ROWS, _MOST_COLUMNS = 39, 60
 
 
 def add(commands: Commands) -> None:
@@ -81,4 +82,4 @@ def text_map(counts: "np.ndarray") -> str:
         lines.append(f"{worker:>6}  {counts[worker].sum():>7}  │{cells}│")
     if num_workers > _MOST_ROWS:
         lines.append(f"{'...':>6}  and {counted(num_workers - _MOST_ROWS, 'more worker')} in the picture")
-    return "\n".join(lines)
+    return "\n".join([*lines, _LEGEND])
