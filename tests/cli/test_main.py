@@ -49,6 +49,18 @@ def test_help_and_version(capsys: pytest.CaptureFixture) -> None:
         assert part in page
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_help_fits_the_terminal(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    looks = [["inspect", what] for what in ("", "graph", "data", "speed", "memory", "run", "constants")]
+    words = ["", "train", "compare", "join", "report", "study", "export", "predict"]
+    for command in [*([word] for word in words), *looks]:
+        assert main([*filter(None, command), "--help"]) == 0
+        for line in capsys.readouterr().out.splitlines():
+            # What an option takes is never broken.
+            assert len(line) <= width or line.startswith("  --"), (command, line)
+
+
 def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
     """The lists of commands, and the pages and mistakes of commands without an experiment's options."""
     pages = [["--help"], ["inspect", "--help"], *([word, "--help"] for word in ("report", "export", "predict"))]

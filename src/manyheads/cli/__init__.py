@@ -17,10 +17,10 @@ from manyheads.network.restarts import give_up
 
 _EXAMPLES = """\
 examples:
-  manyheads train deprl                                     DePRL on the digits, 16 workers on a ring
-  manyheads train deprl --workers 32 --graph random:0.25 --split dirichlet:0.1 --rounds 100
-  manyheads train d-psgd --data my.npz --out runs/mine      your own arrays x and y
-  manyheads inspect graph --graph exponential --workers 64  what a graph looks like and how fast it mixes
+  manyheads train deprl                    # the digits, 16 workers on a ring
+  manyheads train deprl --workers 32 --graph random:0.25 --rounds 100
+  manyheads train d-psgd --data my.npz --out runs/mine      # your own arrays
+  manyheads inspect graph --graph exponential --workers 64  # how fast it mixes
   manyheads export runs/mine --worker 3 --out model.safetensors
 
 Every command explains its options: manyheads COMMAND --help

@@ -34,8 +34,9 @@ _RUNTIME = (
 
 _EXAMPLES = """\
 examples:
-  manyheads compare deprl d-psgd local --workers 32 --split dirichlet:0.1 --out runs/three
-  manyheads compare deprl fedrep --graph ring full --split dirichlet:0.1 dirichlet:0.3 --out runs/grid
+  manyheads compare deprl d-psgd local --workers 32 --out runs/three
+  manyheads compare deprl fedrep --graph ring full --split iid dirichlet:0.3 \\
+    --out runs/grid
   manyheads compare deprl d-psgd --relabel --tune --out runs/tuned
 
 Any option may take several values: every combination is run with every seed. Algorithms that do not have

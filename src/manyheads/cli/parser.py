@@ -1,6 +1,7 @@
 """The argument parser: argparse with one-line errors, near names, and options that are made only when needed."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -33,6 +34,14 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number.") from None
 
 
+class _Formatter(argparse.HelpFormatter):
+    """Paragraphs as wide as the terminal; examples, whose lines are indented, as they are written."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = text.strip().split("\n\n")
+        return "\n\n".join(part if "\n  " in part else textwrap.fill(part, width) for part in parts)
+
+
 class Parser(argparse.ArgumentParser):
     """A parser that raises UserError instead of printing its usage.
 
@@ -47,8 +56,7 @@ class Parser(argparse.ArgumentParser):
         run: Callable[[argparse.Namespace], None] | None = None,
         **settings: Any,
     ) -> None:
-        formatter = argparse.RawDescriptionHelpFormatter
-        super().__init__(allow_abbrev=False, formatter_class=formatter, **settings)
+        super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
         self._fill = fill
         self._commands: Commands = None
         self.set_defaults(parser=self, run=run or (lambda args: self.print_help()))

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   manyheads study --list
-  manyheads study table3 --quick                            a small version that ends in a minute
-  manyheads study table3 --dry-run                          its runs, and the time and memory they need
+  manyheads study table3 --quick           # a small version, for a minute
+  manyheads study table3 --dry-run         # its runs, their time and memory
   manyheads study table3 --only data=cifar10 seed=1 --data-dir DIR
-  manyheads study all --budget-seconds 600 --no-checkpoints --archive records.zip
-  manyheads study --import records.zip
+  manyheads study all --budget-seconds 600 --no-checkpoints --archive new.zip
+  manyheads study --import new.zip
 
 What a study needs from its runs is kept in OUT/records, without weights: runs that are recorded there are not run
 again, whichever study they were made for. A study that was stopped or killed is continued by the same command.

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _EXAMPLES = """\
 examples:
   manyheads train deprl --workers 32 --split dirichlet:0.1 --graph random:0.25
-  manyheads train deprl --rounds 200                        a finished run goes on to round 200
-  manyheads train d-psgd --data my.npz --model package.module:factory --head classifier
+  manyheads train deprl --rounds 200       # a finished run goes on to round 200
+  manyheads train d-psgd --data my.npz --model package.module:factory
   manyheads train --from runs/mine --seed 2
 
 A value in [brackets] is the default; 'auto' leaves an option to its default. A run that was stopped, killed or given
