@@ -61,6 +61,16 @@ def test_what_sends_nothing_is_not_drawn_against_bytes_alone(tmp_path: Path, wri
     assert "A dotted level is a system that sends nothing." in said and "Fine dots" not in said
 
 
+def test_times_are_told_in_the_unit_of_their_axis(tmp_path: Path, write_run):
+    """A tenth of a second is too coarse for rounds that take less."""
+    run = write_run(tmp_path / "a", "deprl", clock=True, rounds=3)
+    text = (run / "metrics.jsonl").read_text()
+    (run / "metrics.jsonl").write_text(re.sub(r'"simulated_seconds": (\d)\.0', r'"simulated_seconds": 0.0\g<1>4', text))
+    *_, times = of_setting(open_comparison(tmp_path), 0)[0].rows[0][1]
+    assert "simulated time, ms" in times.alt
+    assert [text.split(" · ")[1] for _, _, text in times.hover["points"]] == ["14.0 ms", "24.0 ms", "34.0 ms"]
+
+
 def test_dots_that_lead_to_a_name_are_explained(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "deprl", clock=True)
     write_run(tmp_path / "b", "local", clock=True)

@@ -22,7 +22,7 @@ from manyheads.report.numbers import (
 )
 from manyheads.report.pictures import ROUND, Axis, Line, colour_ends, own_colours
 from manyheads.topology import edges, positions
-from manyheads.units import human_bytes, human_seconds, short
+from manyheads.units import human_bytes, short
 
 _TERMS = {
     "theory_grad_phi": "|G_φ|²",
@@ -33,8 +33,8 @@ _TERMS = {
 }
 _WIDE_RANGE = 8
 """From this ratio between the lines' ends on, an axis of bytes or seconds is logarithmic."""
-_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")), "sent per worker", human_bytes
-_SECONDS = ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")), "simulated time", human_seconds
+_BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")), "sent per worker"
+_SECONDS = ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")), "simulated time"
 
 
 @dataclass(frozen=True)
@@ -259,6 +259,8 @@ def x_axis(metric: str, lines: Sequence[Line]) -> Axis:
     if metric == "round":
         return ROUND
     ends = [line.x[-1] for line in lines if np.ptp(line.x)]
-    units, what, show = _BYTES if metric == "bytes_sent_per_worker" else _SECONDS
+    sent = metric == "bytes_sent_per_worker"
+    units, what = _BYTES if sent else _SECONDS
     size, unit = next(((size, unit) for size, unit in units if max(ends) >= size), units[-1])
+    show = human_bytes if sent else lambda seconds: f"{short(seconds / size)} {unit}"
     return Axis(f"{what}, {unit}", show, 1 / size, log=max(ends) > _WIDE_RANGE * min(ends))
