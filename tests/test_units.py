@@ -47,6 +47,9 @@ def test_a_mean_stands_alone_where_it_has_no_deviation() -> None:
     assert plus_minus(0.0559, 0.000437, short) == "0.0559 ± 0.0004"
     assert plus_minus(0.0559, 0.0, short) == "0.0559 ± 0"
     assert plus_minus(0.0559, None, short) == "0.0559"
+    assert plus_minus(1.3, 0.8, human_seconds) == "1.3 ± 0.8 s", "a unit that both have is said once"
+    assert plus_minus(61, 3, human_seconds) == "1:01 min ± 3.0 s"
+    assert plus_minus(1_730_000, 20_000, human_bytes) == "1.7 MB ± 20.0 kB"
 
 
 @pytest.mark.parametrize(("noun", "several"), [("round", "rounds"), ("process", "processes"), ("batch", "batches")])

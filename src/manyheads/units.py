@@ -43,9 +43,12 @@ def short(value: float, digits: int = 3) -> str:
 
 
 def plus_minus(mean: float, deviation: float | None, show: Callable[[float], str]) -> str:
-    """A mean and its deviation, where there is one, as a function shows numbers: ``0.0559 ± 0.0004``."""
+    """A mean and its deviation, if there is one, as a function shows numbers: ``0.0559 ± 0.0004``, ``1.3 ± 0.8 s``."""
     shown = show(mean)
-    return shown if deviation is None else f"{shown} ± {no_finer(show(deviation), shown)}"
+    if deviation is None:
+        return shown
+    spread, (number, _, unit) = no_finer(show(deviation), shown), shown.partition(" ")
+    return f"{number if unit and spread.endswith(f' {unit}') else shown} ± {spread}"
 
 
 def no_finer(deviation: str, mean: str) -> str:

@@ -81,7 +81,7 @@ def test_hovering_finds_every_point_where_it_is_drawn():
     values = line(deviation=np.full(5, 0.01))
     picture = curves("a", [values], ROUND, ACCURACY)
     points = picture.hover["points"]
-    assert points[0][2] == "DePRL · round 1 · 10.0 % ± 1.0 %"
+    assert points[0][2] == "DePRL · round 1 · 10.0 ± 1.0 %"
     errors = curves("a", [line(deviation=np.full(5, 0.000437))], ROUND, Axis("error", short))
     assert errors.hover["points"][0][2] == "DePRL · round 1 · 0.100 ± 0.000"
     across, down = [x for x, _, _ in points], [y for _, y, _ in points]
