@@ -34,7 +34,7 @@ def test_a_few_systems_are_named_in_the_title_and_many_below_it(tmp_path: Path, 
 def test_of_one_a_report_speaks_as_of_one(tmp_path: Path, write_run):
     write_run(tmp_path / "run", "join", {"learned_by": "deprl"}, workers=1, rounds=1, similarity=True)
     comparison = open_comparison(tmp_path)
-    assert conditions(comparison) == "1 worker, graph none, split dirichlet:0.1, 1 round, seed 1."
+    assert conditions(comparison) == "1 worker, no graph, split dirichlet:0.1, 1 round, seed 1."
     found = re.findall(r"\b1 (?:workers|rounds|seeds|runs|samples)\b.{9}", write(comparison).read_text())
     assert found == ["1 runs them one"], "said of --threads 1"
 
