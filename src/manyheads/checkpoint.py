@@ -242,8 +242,8 @@ def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
             about = {name: json.loads(text) for name, text in file.metadata().items()}
             for name in file.keys():  # noqa: SIM118 (a safetensors file is no dict)
                 parts.setdefault(name, []).append(file.get_slice(name)[wanted])
-    # What one file holds is not copied once more.
-    leaves = {name: torch.cat(blocks) if len(blocks) > 1 else blocks[0] for name, blocks in parts.items()}
+    # Copied even out of one file: until then a leaf is that file itself, which goes when the run has gone on.
+    leaves = {name: torch.cat(blocks) for name, blocks in parts.items()}
     return Snapshot(
         round=manifest.round,
         params={name: leaves[f"params.{name}"] for name in about["params"]},
