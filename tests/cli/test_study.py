@@ -108,6 +108,16 @@ def test_an_archive_that_cannot_be_written_is_noticed_before_anything_is_trained
     assert not (tmp_path / "runs/studies").exists()
 
 
+def test_an_archive_of_new_workers_has_the_run_they_build_on_however_often_it_is_written() -> None:
+    packed, words = [], [*SMALL, "--only", "algorithm=deprl", "dirichlet=0.1", "--seeds", "1", "--quiet"]
+    for _ in range(2):
+        _study("table4", *words, "--archive", "records.zip")
+        with zipfile.ZipFile("records.zip") as archive:
+            packed.append(sorted({Path(name).parent.name for name in archive.namelist()}))
+    source = "digits-deprl-dirichlet0.3-ring-8-rounds4-seed1"
+    assert packed == [[source, f"{source}-new4-dirichlet0.1"]] * 2
+
+
 def test_the_time_left_knows_that_new_workers_are_soon_done(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[board.Shown] = []
 

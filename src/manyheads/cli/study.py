@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
         if args.archive is not None:
             # What is recorded, and before anything is trained: a file that cannot be written is noticed at once.
             records = Records(folder)
-            records.pack(args.archive, filter(records.have, trials))
+            records.pack(args.archive, _recorded(trials, records).values())
         errors = {} if args.report else _run(trials, folder, args)
         _report(args.name, size, folder)
     if errors:
@@ -126,6 +126,12 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
     every = args.name == everything.NAME
     trials = everything.in_order(STUDIES, size) if every else get_study(args.name).grid(size)
     return size, without_repeats(only(trials, args.only))
+
+
+def _recorded(trials: "Sequence[Trial]", records: "Records") -> "dict[str, Trial]":
+    """Those of some trials that are recorded, and of the runs that their new workers build on, by name."""
+    both = {one.name: one for trial in trials for one in (trial.source, trial)}
+    return {name: one for name, one in both.items() if records.have(one)}
 
 
 def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
@@ -168,12 +174,12 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
         print(f"{args.name}: {len(missing)} of {counted(len(trials), 'run')} still to be made", flush=True)
     missing = _with_data(missing, runtime.data_dir, strict=args.name != NAME)
     # A command that goes on where it stopped packs what it had made before, too.
-    made = [trial for trial in trials if trial not in missing and records.have(trial)]
+    made = _recorded(trials, records)
 
     def keep(trial: "Trial") -> None:
-        made.append(trial)
+        made[trial.name] = trial
         if args.archive is not None:
-            records.pack(args.archive, made)
+            records.pack(args.archive, made.values())
 
     runner = Runner(records, args.work, runtime, checkpoints=not args.no_checkpoints, kept=keep)
     estimates = Costs(records.folder, pick_device(runtime.device).type).of_all(missing)
