@@ -27,6 +27,27 @@ def test_a_process_alone_agrees_with_itself() -> None:
         pass
 
 
+def test_what_processes_tell_each_other_may_be_of_different_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, meeting = [0, "Grüße", {"a": [1.5] * 40}, []], threading.Barrier(4, timeout=60)
+    blocks = [torch.empty(0)] * len(said)
+
+    def tell(rank: int) -> list[object]:
+        def gather(block: torch.Tensor) -> list[torch.Tensor]:
+            blocks[rank] = block
+            meeting.wait()
+            # Those that torch gathers must have one shape.
+            found = list(torch.stack(blocks))
+            meeting.wait()
+            return found
+
+        process = Processes(None, rank, len(said), "start", 60, CPU)
+        monkeypatch.setattr(process, "gather", gather)
+        return process.gather_json(said[rank])
+
+    with ThreadPoolExecutor(len(said)) as pool:
+        assert list(pool.map(tell, range(len(said)))) == [said] * len(said)
+
+
 @pytest.fixture
 def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     """Processes that share a store, as many as are asked for, quick to notice things."""
