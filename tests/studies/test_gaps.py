@@ -50,7 +50,13 @@ def test_panels_have_one_scale_that_holds_every_number() -> None:
     ends = {axes.get_xlim() for axes in side_by_side("p", "t", [PANEL, other]).figure.axes}
     ((low, high),) = ends
     assert low < 42 and high > 99
-    assert side_by_side("p", "t", [Panel("one", None, [Gap("DePRL", 50.0, None, None)])]).figure.axes
+    for gap, least, most in (
+        (Gap("DePRL", 50.0, 10.0, None), 40, 60),
+        (Gap("DePRL", 50.0, None, 70.0), 50, 70),
+        (Gap("DePRL", 50.0, None, None), 50, 50),
+    ):
+        (axes,) = side_by_side("p", "t", [Panel("one", None, [gap])]).figure.axes
+        assert axes.get_xlim()[0] < least and axes.get_xlim()[1] > most
 
 
 def test_where_both_are_the_same_both_are_seen() -> None:
