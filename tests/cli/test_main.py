@@ -83,6 +83,7 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["inspect", "grap"], "unknown command 'grap'. Did you mean 'graph'?"),
         (["--verson"], "unknown option --verson. Did you mean --version?"),
         (["--rounds", "3", "train", "deprl"], "unknown option --rounds. See manyheads --help."),
+        (["--rounds=3", "train", "deprl"], "unknown option --rounds. See manyheads --help."),
         (["train", "deprl", "--quiet=yes"], "--quiet: takes no value, given 'yes'"),
         (["train"], "no algorithm given"),
         (["train", "deprl", "extra"], "unexpected word 'extra': see manyheads train --help."),
