@@ -17,3 +17,8 @@ def test_tables_agree_where_they_overlap() -> None:
         on_ring = {(place, cell) for place, cell in accuracies(by_graph).items() if place.graph == "ring"}
         assert on_ring <= accuracies(by_algorithm).items()
     assert accuracies(1)[Place("cifar10", 0.1, "ring", "deprl")] == (89.57, 0.2)
+
+
+def test_times_are_not_taken_for_each_other() -> None:
+    found = speeds()["cifar100", 4, "fedrep"]
+    assert (found.final_accuracy, found.convergence_time, found.time_to_accuracy) == (74.1, 690.3, 381.5)

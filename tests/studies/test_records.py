@@ -46,6 +46,7 @@ def test_a_record_is_the_run_without_its_weights(made: tuple[Trial, Path], tmp_p
     summary = run.summary()
     assert summary is not None
     assert found.summary["accuracy_mean"] == pytest.approx(summary["accuracy_mean"], rel=1e-5)
+    assert found.summary["seconds"] == float(f"{summary['seconds']:.6g}"), "no more digits than anybody reads"
     assert [row["round"] for row in found.metrics] == [1, 2, 3]
     measured = [row["theory_m"] for row in run.metrics()]
     assert found.summary["mean_theory_m"] == pytest.approx(sum(measured) / 3, rel=1e-5)
