@@ -100,6 +100,7 @@ def test_no_word_is_cut() -> None:
     named = "DePRL, head epochs 1, order mix-train, exponential"
     for picture in (
         curves("a", [line("FEDWWWWWWWWWW-MMMMMMMMMMMMM")], ROUND, measure),
+        curves("b", [line("Local")], ROUND, measure),
         graph("g", named, np.eye(2), [(0, 1)], {0: 0.5}, (0, 1), ACCURACY.show),
     ):
         renderer, (width, height) = FigureCanvasAgg(picture.figure).get_renderer(), picture.figure.bbox.size
