@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from manyheads.algorithms import DisPFL
-from manyheads.algorithms.dispfl import densities, largest
+from manyheads.algorithms.dispfl import by_selection, densities, largest
 from manyheads.engine.phase import Phase, Steps
 from manyheads.errors import UserError
 from manyheads.tree import select, strip_prefix
@@ -208,6 +208,20 @@ def test_masks_are_a_function_of_seed_and_worker(lab):
     name = "mask.representation.fc1.weight"
     assert torch.equal(first.params[name], again.params[name])
     assert not torch.equal(first.params[name], other.params[name])
+
+
+@hypothesis.given(
+    st.integers(1, 60), st.floats(0, 1), st.integers(1, 5), st.sampled_from(["f4", "f8", "i8"]), st.data()
+)
+def test_the_largest_scores_on_a_cpu_and_on_a_gpu_are_those_that_sorting_finds(size, share, values, kind, data):
+    """Few values, so that many are equal; -1 is what may not be chosen before all others are."""
+    numbers = st.sampled_from([-1, 0, *(np.linspace(1e-30, 7, values) if kind != "i8" else range(1, values + 1))])
+    scores = np.array([data.draw(st.lists(numbers, min_size=size, max_size=size)) for _ in range(2)], dtype=kind)
+    count = ceil(share * size)
+    expected = np.zeros(scores.shape, dtype=bool)
+    np.put_along_axis(expected, np.argsort(-scores, axis=1, kind="stable")[:, :count], True, axis=1)
+    for choose in (largest, by_selection) if count else (largest,):
+        assert choose(torch.from_numpy(scores), count).tolist() == expected.tolist()
 
 
 def test_of_equal_scores_the_first_count():

@@ -17,11 +17,12 @@ state is scored after mixing like every other algorithm's (``order="mix-train"``
 does).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import ceil, cos, pi
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,8 +73,10 @@ class DisPFL(Algorithm):
         masks = {}
         for layer, (name, leaf) in enumerate(weights.items()):
             count = round(kept[name] * leaf[0].numel())
-            scores = random_scores(leaf, ctx.seed, ctx.ids, round=0, stream=f"mask/{layer}")
-            masks[name] = largest(scores, count).view(leaf.shape)
+            masks[name] = _no_mask_yet(leaf)
+            for rows in _ranked_together(leaf):
+                scores = random_scores(leaf[rows], ctx.seed, ctx.ids[rows], round=0, stream=f"mask/{layer}")
+                flatten(masks[name])[rows] = largest(scores, count)
         return State(
             {
                 **{name: leaf * masks[name] for name, leaf in weights.items()},
@@ -97,7 +100,7 @@ class DisPFL(Algorithm):
         evolved = with_rows(mask, strip_prefix(state.params, NEXT), ctx.present(round))
         mixed = ctx.network.mix(select(state.params, WHOLE), round, mask)
         buffers = {**state.buffers, **ctx.network.mix(ctx.statistics(state, WHOLE), round)}
-        params = {name: leaf * evolved[name] for name, leaf in mixed.items()}
+        params = {name: leaf.mul_(evolved[name]) for name, leaf in mixed.items()}
         return State({**state.params, **params, **add_prefix(evolved, SHARED)}, buffers)
 
     def models(self, state: State, ctx: Context) -> State:
@@ -116,14 +119,15 @@ class DisPFL(Algorithm):
             dropped = ceil(share * kept)
             if kept == total or dropped == 0:
                 continue
-            flat, size = flatten(old).bool(), flatten(trained.params[name]).abs()
-            stay = largest(size.masked_fill(~flat, -1.0), kept - dropped).bool()
-            if self.regrow == "gradient":
-                scores = flatten(gradients[name]).abs()
-            else:
-                scores = random_scores(old, ctx.seed, ctx.ids, round=round + 1, stream=f"mask/{layer}")
-            grown = largest(scores.masked_fill(stay, -1), dropped).bool()
-            evolved[name] = (stay | grown).to(old.dtype).view_as(old)
+            evolved[name] = _no_mask_yet(old)
+            for rows in _ranked_together(old):
+                size = flatten(trained.params[name][rows]).abs()
+                stay = largest(size.masked_fill_(flatten(old[rows]) == 0, -1), kept - dropped)
+                if self.regrow == "gradient":
+                    scores = flatten(gradients[name][rows]).abs()
+                else:
+                    scores = random_scores(old[rows], ctx.seed, ctx.ids[rows], round=round + 1, stream=f"mask/{layer}")
+                flatten(evolved[name])[rows] = stay | largest(scores.masked_fill_(stay, -1), dropped)
         return evolved
 
 
@@ -149,21 +153,50 @@ def _total(size: dict[str, int], names: Iterable[str]) -> int:
     return sum(size[name] for name in names)
 
 
+def _no_mask_yet(leaf: Tensor) -> Tensor:
+    """Room for a mask of a leaf [W, ...], laid out so that its rows can be filled as rows of numbers."""
+    return torch.empty(leaf.shape, dtype=torch.uint8, device=leaf.device)
+
+
+def _ranked_together(leaf: Tensor) -> Iterator[slice]:
+    """All rows of a leaf [W, ...], some at a time: neither a cache nor a GPU's memory holds the scores of all."""
+    at_once = max(1, _AT_ONCE[leaf.device.type] // max(1, leaf[0].numel()))
+    return (slice(start, start + at_once) for start in range(0, len(leaf), at_once))
+
+
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Ones at each row's ``count`` largest scores, zeros elsewhere: [W, n] -> [W, n] uint8.
+    """Where each row's ``count`` largest scores are: [W, n] -> [W, n] bool. No score is negative but for -1.
 
     Of equal scores the first count, on every device: many gradients are exactly 0.
     """
-    mask = torch.zeros(scores.shape, dtype=torch.uint8, device=scores.device)
-    if count:
-        size = scores.shape[1]
-        at_once = max(1, _AT_ONCE[scores.device.type] // size)
-        for rows, out in zip(scores.split(at_once), mask.split(at_once), strict=True):
-            least = rows.kthvalue(size - count + 1, keepdim=True).values
-            above, equal = rows > least, rows == least
-            room = count - above.sum(1, keepdim=True)
-            out.copy_(above | (equal & (equal.cumsum(1) <= room)))
-    return mask
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    return by_halving(scores, count) if scores.device.type == "cpu" else by_selection(scores, count)
+
+
+def by_halving(scores: Tensor, count: int) -> Tensor:
+    """Search each row for a threshold: counting what lies above one takes a core less time than any sorting."""
+    # As whole numbers the bits of such scores have the same order, and halving them ends.
+    keys = scores.view(torch.int32 if scores.dtype.itemsize == 4 else torch.int64).numpy()
+    chosen = np.empty(keys.shape, dtype=bool)
+    for row, out in zip(keys, chosen, strict=True):
+        low, high = int(row.min()), int(row.max()) + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            above = np.count_nonzero(row >= middle)
+            low, high = (middle if above >= count else low), (middle if above <= count else high)
+        np.greater_equal(row, low, out=out)
+        if excess := np.count_nonzero(out) - count:
+            out[np.flatnonzero(row == low)[-excess:]] = False
+    return torch.from_numpy(chosen)
+
+
+def by_selection(scores: Tensor, count: int) -> Tensor:
+    """All rows at once. Not kthvalue, which leaves each row to a single block of the GPU."""
+    least = scores.topk(count, sorted=False).values.amin(1, keepdim=True)
+    above, equal = scores > least, scores == least
+    room = count - above.sum(1, keepdim=True)
+    return above | (equal & (equal.cumsum(1) <= room))
 
 
 def random_scores(leaf: Tensor, seed: int, ids: tuple[int, ...], *, round: int, stream: str) -> Tensor:

@@ -43,8 +43,8 @@ def mix_rows(leaves: Mapping[str, AtHand], masks: Mapping[str, AtHand], matrix: 
 
 
 def divided(total: Tensor, kept: Tensor) -> Tensor:
-    """sum_j P_ij x_j / sum_j P_ij m_j, and 0 where nobody has the weight."""
-    return torch.where(kept > 0, total / kept, torch.zeros_like(total))
+    """sum_j P_ij x_j / sum_j P_ij m_j, and 0 where nobody has the weight; in the memory of ``total``."""
+    return total.div_(kept).masked_fill_(kept == 0, 0)
 
 
 def add_rows(total: Tensor, rows: AtHand, columns: np.ndarray, weights: np.ndarray) -> Tensor:
