@@ -1,7 +1,8 @@
 """New workers: what a finished run has learned, given to workers that had no part in it and train only their heads."""
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -13,10 +14,11 @@ from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import positive, settle
 from manyheads.data import Dataset, is_by_worker, is_own_file, load, may_change
-from manyheads.data.federation import is_other_data
+from manyheads.data.federation import saved_content
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.models.split import constants_of
 from manyheads.record import Record
 from manyheads.rounds import records
 from manyheads.session import Session, open_session
@@ -48,6 +50,43 @@ class NewWorkers:
         positive(self, "head_epochs")
 
 
+@dataclass(frozen=True)
+class Learned:
+    """What a run leaves to new workers."""
+
+    experiment: Experiment
+    name: str
+    """What people call the run: its directory."""
+    rounds: int
+    representations: Params
+    """Of the workers that are ``held``, with the statistics that belong to them, [W, ...]."""
+    constants: Params
+    held: range
+    input_shape: tuple[int, ...]
+    content: str | None
+    """The fingerprint of the run's data; None: not known."""
+
+    @staticmethod
+    def at_the_end(session: Session, state: State, name: str) -> "Learned":
+        """The same from a session's last state, of a run that is not on disk."""
+        leaves = select({**state.params, **state.buffers}, REPRESENTATION)
+        return Learned(
+            session.experiment,
+            name,
+            session.ctx.rounds,
+            {name: leaf.cpu() for name, leaf in leaves.items()},
+            {name: leaf.cpu() for name, leaf in constants_of(session.ctx.model).items()},
+            session.ctx.network.workers,
+            session.everyone.input_shape,
+            session.everyone.content,
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the weights, which are many: looked through once for all who join."""
+        return fingerprint({**self.representations, **self.constants})
+
+
 def join(run: Run, new: NewWorkers | None = None, runtime: Runtime | None = None) -> Generator[Record, None, None]:
     """Let new workers train heads on what a finished run has learned, yielding a Record for every pass.
 
@@ -64,36 +103,48 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if new.data is not None:
         # Who brings data need not have the run's, which may be arrays that only Python can give.
         run = run.given(data=new.data)
-    source = run.experiment
     if not run.finished:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
-    learned = run.state()
-    leaves = select({**learned.params, **learned.buffers}, REPRESENTATION)
-    constants = run.constants()
-    if not select({**learned.params, **constants}, REPRESENTATION):
-        raise UserError(f"{run.path} has learned no representation, since its head is the whole net: give another run.")
+    state = run.state()
+    learned = Learned(
+        run.experiment,
+        str(run.path),
+        state.round,
+        select({**state.params, **state.buffers}, REPRESENTATION),
+        run.constants(),
+        run.hosted(),
+        tuple(run.describe_model()["input_shape"]),
+        saved_content(run.path / PARTITION),
+    )
+    return teach(learned, new, runtime)
+
+
+def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
+    """A session in which new workers train heads on what was learned, one pass a round."""
+    source, name = learned.experiment, learned.name
+    if not select({**learned.representations, **learned.constants}, REPRESENTATION):
+        raise UserError(f"{name} has learned no representation, since its head is the whole net: give another run.")
     # Of files for a worker each there may be others, and more, than the run has had.
     same = new.data is None and may_change(source.data) and not is_per_worker(source.data)
     if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
-        raise UserError(f"{run.path} was trained on {source.data}, which cannot be found from here: give --data.")
+        raise UserError(f"{name} was trained on {source.data}, which cannot be found from here: give --data.")
     _check_split(source, new, runtime)
-    session = open_session(_experiment(source, {**leaves, **constants}, new), runtime, constants=constants)
-    if same and is_other_data(run.path / PARTITION, session.everyone.content):
+    session = open_session(_experiment(learned, new), runtime, constants=learned.constants)
+    if same and learned.content not in (None, session.everyone.content):
         raise UserError(
-            f"{run.path} was not trained on the data that {source.data} holds now: put the old data back, or give"
-            " --data."
+            f"{name} was not trained on the data that {source.data} holds now: put the old data back, or give --data."
         )
-    taken, given = (tuple(run.describe_model()["input_shape"]), session.everyone.input_shape)
+    taken, given = learned.input_shape, session.everyone.input_shape
     if given != taken:
         # A net that flattens its input would take others as well, and make nonsense of them.
         raise UserError(
-            f"samples are {list(given)}, but the nets of {run.path} take {list(taken)}: give --data of that shape."
+            f"samples are {list(given)}, but the nets of {name} take {list(taken)}: give --data of that shape."
         )
     if "head" not in session.ctx.model.groups:
-        raise UserError(f"the nets of {run.path} have no head for new workers to train: give another run.")
-    trained = counted(learned.round, "round")
-    session.notes.append(f"Representation after {trained} of {run.path}: {_whose(run.hosted(), new.representation)}.")
-    initial = merge(session.ctx.initial, _given_to(session, leaves, new.representation, run))
+        raise UserError(f"the nets of {name} have no head for new workers to train: give another run.")
+    trained = counted(learned.rounds, "round")
+    session.notes.append(f"Representation after {trained} of {name}: {_whose(learned.held, new.representation)}.")
+    initial = merge(session.ctx.initial, _given_to(session, learned, new.representation))
     return replace(session, ctx=replace(session.ctx, initial=initial))
 
 
@@ -120,13 +171,14 @@ def _check_split(source: Experiment, new: NewWorkers, runtime: Runtime) -> None:
         )
 
 
-def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorkers) -> Experiment:
+def _experiment(learned: Learned, new: NewWorkers) -> Experiment:
+    source = learned.experiment
     return replace(
         source,
         algorithm=Join(
             learned_by=source.algorithm.name,
             teacher=replace(source, seed=0).run_id,
-            learned=fingerprint(leaves),
+            learned=learned.fingerprint,
             representation=new.representation,
         ),
         data=source.data if new.data is None else new.data,
@@ -143,13 +195,15 @@ def _experiment(source: Experiment, leaves: Mapping[str, Tensor], new: NewWorker
     )
 
 
-def _given_to(session: Session, leaves: Params, which: Literal["own", "mean"], run: Run) -> Params:
+def _given_to(session: Session, learned: Learned, which: Literal["own", "mean"]) -> Params:
     """The representation of each new worker, [W, ...]."""
-    initial: State = session.ctx.initial
+    initial, leaves = session.ctx.initial, learned.representations
     wanted = select({**initial.params, **initial.buffers}, REPRESENTATION)
     if row_shapes(wanted) != row_shapes(leaves):
         data = session.everyone.name
-        raise UserError(f"the representation of {run.path} does not fit the samples of {data}: give its own --data.")
+        raise UserError(
+            f"the representation of {learned.name} does not fit the samples of {data}: give its own --data."
+        )
     ids = torch.tensor(session.ctx.ids)
     if which == "own":
         rows = {name: leaf[ids % len(leaf)] for name, leaf in leaves.items()}

@@ -2,11 +2,12 @@
 
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import nan
 
+from manyheads.algorithms.base import State
 from manyheads.algorithms.checking import check_first, mixed_state, starting_state, trained_state
 from manyheads.compatibility import check_theory_state
 from manyheads.errors import user_code
@@ -52,17 +53,18 @@ def records(session: Session) -> Generator[Record, None, None]:
             yield step.record
 
 
-def run(session: Session) -> Iterator[Step]:
+def run(session: Session, ended: Callable[[State], None] = lambda state: None) -> Iterator[Step]:
     """Run a session's rounds; with a run directory, from where it stops, keeping everything in it.
 
-    The directory is taken up at once, before the first round is asked for: a mistake about it shows here.
+    The directory is taken up at once, before the first round is asked for: a mistake about it shows here. After the
+    last round, ``ended`` is given the state in which it leaves the workers.
     """
     experiment, sites, out = session.experiment, session.sites, session.runtime.out
     if out is None:
         if sites and sites.away:
             raise sites.never_there(experiment.data)
         start = Start(0, starting_state(experiment.algorithm, session.ctx))
-        return _guarded(_rounds(session, start, None), 0, experiment.algorithm.name)
+        return _guarded(_rounds(session, start, None, ended), 0, experiment.algorithm.name)
     with ExitStack() as held:
         directory = open_directory(session, session.folder(out), held)
         if is_finished(session, directory):
@@ -70,7 +72,7 @@ def run(session: Session) -> Iterator[Step]:
         saver = Saver(session, directory)
         start = take_up(session, saver)
         return _holding(
-            held.pop_all(), _guarded(_rounds(session, start, saver), start.round, experiment.algorithm.name)
+            held.pop_all(), _guarded(_rounds(session, start, saver, ended), start.round, experiment.algorithm.name)
         )
 
 
@@ -90,7 +92,7 @@ def _guarded(steps: Iterator[Step], done: int, algorithm: str) -> Iterator[Step]
         yield step
 
 
-def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Step]:
+def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable[[State], None]) -> Iterator[Step]:
     runtime, ctx, algorithm = session.runtime, session.ctx, session.experiment.algorithm
     began = time.perf_counter() - start.seconds
     clock = Clock(_speed(session.experiment), ctx.network, start.simulated_seconds)
@@ -135,6 +137,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None) -> Iterator[Ste
         yield Step(round + 1, loss, record)
         # What the caller does with a round is no time of the run's.
         began += time.perf_counter() - paused
+    ended(state)
 
 
 def _speed(experiment: Experiment) -> Speed:

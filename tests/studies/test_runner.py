@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from manyheads import saver
-from manyheads.checkpoint import Checkpoints, Snapshot
+from manyheads.checkpoint import Checkpoints
 from manyheads.experiment import Experiment, Runtime
 from manyheads.jobs import News
 from manyheads.new_workers import NewWorkers
 from manyheads.session import Session
+from manyheads.store import RunDirectory
 from manyheads.studies import runner as module
 from manyheads.studies.records import Records
 from manyheads.studies.runner import Runner
@@ -60,22 +60,33 @@ def test_with_and_without_weights_give_the_same_numbers(tmp_path: Path, new: New
     assert said[0] == said[1] >= {"similarity_data", "root"} | ({"spectral_gap", "theorem_1"} if new is None else set())
 
 
-def test_without_checkpoints_only_the_weights_that_new_workers_need_are_written(
+def test_without_checkpoints_no_weights_are_written_even_for_new_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written: list[tuple[str, int]] = []
+    def write(*_: object) -> None:
+        pytest.fail("weights were about to be written")
 
-    def write(checkpoints: Checkpoints, snapshot: Snapshot) -> None:
-        written.append((checkpoints.run_id, snapshot.round))
-        write_rows(checkpoints, snapshot)
-
-    write_rows = Checkpoints.write_rows
     monkeypatch.setattr(Checkpoints, "write_rows", write)
+    monkeypatch.setattr(RunDirectory, "save_models", write)
     source = _trial(rounds=4)
-    # As if there were time for one in every round.
-    monkeypatch.setattr(saver, "_CHECKPOINT_SHARE", inf)
-    list(_runner(tmp_path, checkpoints=False).run([joined(source, NewWorkers(workers=2, head_epochs=2))]))
-    assert written == [(source.experiment.run_id, 4)]
+    new = joined(source, NewWorkers(workers=2, split="dirichlet:0.5", head_epochs=2))
+    runner = _runner(tmp_path, checkpoints=False)
+    list(runner.run([new]))
+    assert runner.records.have(source) and runner.records.have(new)
+    assert not runner._learned, "nobody needs it any more"
+
+
+def test_a_recorded_run_that_is_made_again_for_new_workers_keeps_its_record(tmp_path: Path) -> None:
+    """On a GPU it would have other numbers."""
+    source = _trial()
+    new = joined(source, NewWorkers(workers=2, split="dirichlet:0.5", head_epochs=2))
+    runner = _runner(tmp_path, checkpoints=False)
+    list(runner.run([source]))
+    summary = (runner.records.path(source) / "summary.json").read_bytes()
+    list(runner.run([new]))
+    assert runner.records.have(new)
+    assert (runner.records.path(source) / "summary.json").read_bytes() == summary
+    assert list((tmp_path / "work").iterdir()) == []
 
 
 def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
@@ -94,7 +105,6 @@ def test_new_workers_build_on_one_run_which_is_recorded_too(tmp_path: Path) -> N
     source = _trial()
     new = [joined(source, NewWorkers(workers=2, split=f"dirichlet:{a}", head_epochs=2)) for a in (0.1, 0.5)]
     kept: list[str] = []
-    # Without checkpoints all the same: new workers need weights.
     runner = _runner(tmp_path, checkpoints=False, kept=lambda trial: kept.append(trial.name))
     news = list(runner.run([*new, source]))
     assert kept == [source.name, new[0].name, new[1].name]

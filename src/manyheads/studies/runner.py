@@ -5,14 +5,15 @@ import shutil
 import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
+from manyheads.algorithms import State
 from manyheads.experiment import Runtime
 from manyheads.jobs import Job, News, run_jobs, to_the_end
-from manyheads.new_workers import open_join
+from manyheads.new_workers import Learned, open_join, teach
 from manyheads.parts import pick_device
 from manyheads.rounds import run
 from manyheads.saver import about
@@ -38,9 +39,11 @@ class Runner:
     """Where run directories with their weights lie until they are recorded."""
     runtime: Runtime
     checkpoints: bool = True
-    """Whether weights go to disk, so that a stopped run goes on where it stopped. New workers need them in any case."""
+    """Whether weights go to disk, so that a stopped run goes on where it stopped."""
     kept: Callable[[Trial], None] = lambda trial: None
     """Told of every trial whose record has just been made."""
+    _learned: dict[str, Learned] = field(default_factory=dict)
+    """What trials that are not on disk leave to the new workers of later ones, by their names."""
 
     def path(self, trial: Trial) -> Path:
         """Where a trial's run directory lies; one that looks at its run more often has another."""
@@ -68,7 +71,7 @@ class Runner:
                 continue
             pace = _Pace(trial.rounds)
             needed = {later.source.name for later in trials[number + 1 :] if later.new is not None}
-            with closing(to_the_end(number, self._one(trial, weights=trial.name in needed))) as news:
+            with closing(to_the_end(number, self._one(trial, taught=trial.name in needed))) as news:
                 for item in news:
                     yield replace(item, job=number)
                     if item.state == "running" and (end := pace.end(item.round)) > deadline:
@@ -79,22 +82,26 @@ class Runner:
             self._clear(trial, needed)
 
     def _is_trained(self, trial: Trial) -> bool:
-        """Whether the run that a trial's new workers build on lies there."""
-        return trial.new is not None and (self.path(trial.source) / SUMMARY).exists()
+        """Whether what a trial's new workers build on is there."""
+        source = trial.source
+        return trial.new is not None and (source.name in self._learned or (self.path(source) / SUMMARY).exists())
 
-    def _one(self, trial: Trial, *, weights: bool) -> Generator[News]:
-        """One run and its end. ``weights``: others need them."""
+    def _one(self, trial: Trial, *, taught: bool = False) -> Generator[News]:
+        """One run and its end. ``taught``: new workers build on it."""
         _free_memory(pick_device(self.runtime.device))
         runtime = trial.runtime(self.runtime)
-        if not self.checkpoints:
-            # The weights that others need are those of the end.
-            runtime = replace(runtime, checkpoint_every=trial.source.rounds)
         if trial.new is not None:
             yield from self._new_workers(trial, runtime)
-        elif self.checkpoints or weights or trial.similarity:
+        elif self.checkpoints or trial.similarity:
             yield from self._with_weights(trial, runtime)
         else:
-            yield from self._without_weights(trial, open_session(trial.experiment, replace(runtime, out=None)))
+            session = open_session(trial.experiment, replace(runtime, out=None))
+
+            def keep(state: State) -> None:
+                if taught:
+                    self._learned[trial.name] = Learned.at_the_end(session, state, str(self.path(trial)))
+
+            yield from self._without_weights(trial, session, keep)
 
     def _with_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
         """A run in a directory of its own, from where that stops."""
@@ -107,13 +114,21 @@ class Runner:
         """The run whose representation they use, unless it is there, and then theirs."""
         assert trial.new is not None
         source = trial.source
-        for news in self._with_weights(source, runtime):
-            if news.state == "failed":
-                yield news
-                return
-            yield replace(news, state="running")
+        if self._is_trained(trial):
+            yield News(0, "running", source.rounds)
+        else:
+            for news in self._one(source, taught=True):
+                if news.state == "failed":
+                    yield news
+                    return
+                yield replace(news, state="running")
+            _free_memory(pick_device(self.runtime.device))
         out = self.path(trial) if self.checkpoints else None
-        session = open_join(Run.open(self.path(source)), trial.new, replace(runtime, out=out))
+        runtime = replace(runtime, out=out)
+        if source.name in self._learned:
+            session = teach(self._learned[source.name], trial.new, runtime)
+        else:
+            session = open_join(Run.open(self.path(source)), trial.new, runtime)
         if out is None:
             yield from self._without_weights(trial, session)
             return
@@ -122,7 +137,9 @@ class Runner:
         self._keep(out, trial)
         yield News(0, "finished", trial.rounds)
 
-    def _without_weights(self, trial: Trial, session: Session) -> Generator[News]:
+    def _without_weights(
+        self, trial: Trial, session: Session, ended: Callable[[State], None] = lambda state: None
+    ) -> Generator[News]:
         """A run of which only numbers reach the disk."""
         # Beside the one with weights that new workers would look for.
         path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
@@ -131,14 +148,16 @@ class Runner:
             directory = RunDirectory.open(path, session.experiment, held, resume=False, content=content)
             directory.cut_back(0)
             session.everyone.save(directory.path / PARTITION)
-            for step in run(session):
+            for step in run(session, ended):
                 if step.record is not None:
                     record = step.record
                     directory.append(record)
                 yield News(0, "running", trial.rounds - session.ctx.rounds + step.round, step.record)
             assert record is not None, "the last round is evaluated"
             directory.finish(record, about(session))
-            self._keep(path, trial)
+            # What was made again for new workers to build on is recorded already, and its numbers stay.
+            if not self.records.have(trial):
+                self._keep(path, trial)
         shutil.rmtree(path)
         yield News(0, "finished", trial.rounds)
 
@@ -147,10 +166,12 @@ class Runner:
         self.kept(trial)
 
     def _clear(self, trial: Trial, needed: set[str]) -> None:
-        """Remove the run directories that no later trial needs: of each the record is there."""
+        """Remove what no later trial needs, of run directories those whose record is there."""
         for one in (trial, trial.source):
-            if one.name not in needed and self.records.have(one):
-                shutil.rmtree(self.path(one), ignore_errors=True)
+            if one.name not in needed:
+                self._learned.pop(one.name, None)
+                if self.records.have(one):
+                    shutil.rmtree(self.path(one), ignore_errors=True)
 
 
 class _Pace:
