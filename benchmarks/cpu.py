@@ -1,12 +1,13 @@
 """What the engines are worth on CPU cores, what many workers take in memory, and what the package adds to an import.
 
-    python benchmarks/cpu.py [--sections memory imports speed] [--out benchmarks/records/cpu.json]
+    python benchmarks/cpu.py [--sections memory imports speed algorithms] [--out benchmarks/records/cpu.json]
 
 Speed: our engines against one module and one optimiser per worker, called in turn. W1 = FedRep's local work (1 head
 epoch, 1 representation epoch), W2 = D-PSGD's (1 epoch), on Fashion-MNIST (dirichlet:0.3, batch 16) with an MLP
 784-200-100-10; a small convolutional net stands beside it. Evaluation is off. Both sides run in one process, turn
 about; only the ratios mean something. Memory: two rounds of DePRL with 1,000 workers of that MLP, evaluated and kept.
-Imports: what follows ``import torch`` in a fresh interpreter. A later call with other sections adds to the record.
+Algorithms: whole rounds of each, with the recipe's settings, against those of local training. Imports: what follows
+``import torch`` in a fresh interpreter. A later call with other sections adds to the record.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import torch
 from torch import nn
 
 from manyheads import DePRL, Experiment, Runtime, train
+from manyheads.algorithms import REGISTRY
 from manyheads.algorithms.phases import HEAD, REPRESENTATION, WHOLE
 from manyheads.data import Dataset, federate, load
 from manyheads.data.shards import Shards
@@ -39,6 +41,8 @@ from manyheads.engine.workload import Workload
 from manyheads.models import build
 from manyheads.models.split import Split
 from manyheads.randomness import torch_seed
+from manyheads.rounds import run
+from manyheads.session import open_session
 from manyheads.tree import repeat
 
 BATCH = 16
@@ -187,6 +191,33 @@ def train_many(workers: int) -> dict[str, Any]:
     return {"workers": workers, "peak_bytes": peak, "weights_bytes": weights, "ratio": round(peak / weights, 2)}
 
 
+def algorithms(options: argparse.Namespace) -> dict[str, Any]:
+    """How many times a round of local training a round of each algorithm takes, mixing included; medians."""
+    rounds = options.rounds + 2
+    sides = {}
+    for name, kind in REGISTRY.items():
+        experiment = Experiment(
+            algorithm=kind(),
+            data=fashion(),
+            model="mlp:200,100",
+            workers=options.workers,
+            split="dirichlet:0.3",
+            rounds=rounds,
+        )
+        sides[name] = run(open_session(experiment, Runtime(device="cpu", eval_every=rounds)))
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    # Neither the first round, which warms up, nor the last, which is evaluated.
+    for number in range(rounds - 1):
+        for name, steps in sides.items():
+            spent = seconds(next, steps)
+            if number:
+                times[name].append(spent)
+    ratios = {name: statistics.median(found) / statistics.median(times["local"]) for name, found in times.items()}
+    for name, ratio in ratios.items():
+        print(f"a round of {name:8} {ratio:5.2f} times one of local training", flush=True)
+    return {"workers": options.workers, "times_local": {name: round(ratio, 2) for name, ratio in ratios.items()}}
+
+
 IMPORTS = ("import manyheads", "from manyheads import Experiment, train")
 
 
@@ -217,14 +248,15 @@ SECTIONS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "memory": memory,
     "imports": imports,
     "speed": speed,
+    "algorithms": algorithms,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
-    parser.add_argument("--workers", type=int, default=100, help="of the speed section")
-    parser.add_argument("--rounds", type=int, default=2, help="of the speed section")
+    parser.add_argument("--workers", type=int, default=100, help="of the speed and algorithms sections")
+    parser.add_argument("--rounds", type=int, default=2, help="of the speed and algorithms sections")
     parser.add_argument("--nets", nargs="+", default=["mlp:200,100", "cnn"], help="of the speed section")
     parser.add_argument("--many", type=int, default=1000, help="workers of the memory section")
     parser.add_argument("--repeats", type=int, default=7, help="of the imports section")
