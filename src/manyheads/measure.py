@@ -5,7 +5,6 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from math import isfinite, nan
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -137,9 +136,8 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
 def make_record(session: Session, round: int, values: Values, per_worker: PerWorker) -> Record:
     """The record of a round (from 1): what was measured of it, and what the run has sent and held so far."""
     network = session.ctx.network
-    traffic = torch.from_numpy(np.stack([network.traffic.sent, network.traffic.received], axis=1))
-    # NaN: of a site that is away nobody here knows what it has sent, which is not nothing.
-    sent, received = network.gather(traffic.double()).nanmean(0).tolist()
+    # A site that is away counts as NaN, not as 0: nobody here knows what it has sent.
+    sent, received = network.gather(network.traffic.table().double()).nanmean(0).tolist()
     return Record(
         round=round,
         algorithm=session.experiment.algorithm.name,

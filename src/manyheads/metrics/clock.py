@@ -53,20 +53,15 @@ class Clock:
 
     def __init__(self, speed: Speed, network: Network, seconds: float = 0.0) -> None:
         self.speed, self.network, self.seconds = speed, network, seconds
-        self._counted = self._traffic()
+        self._counted = network.traffic.table()
 
     def tick(self, log: Log) -> None:
         """Add the round that has just ended."""
-        traffic = self._traffic()
+        traffic = self.network.traffic.table()
         steps = sum((work.steps for work in log.values()), torch.zeros(len(traffic), dtype=torch.int64))
         here = torch.cat([steps.unsqueeze(1), traffic - self._counted], dim=1)
         self._counted = traffic
         self.seconds += self.speed.round_seconds(*self.network.gather(here).numpy().T)
-
-    def _traffic(self) -> torch.Tensor:
-        """Bytes sent and received by the hosted workers so far, [W, 2]."""
-        traffic = self.network.traffic
-        return torch.from_numpy(np.stack([traffic.sent, traffic.received], axis=1))
 
 
 def measure_step_seconds(model: Split, x: torch.Tensor) -> float:

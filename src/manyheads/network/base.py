@@ -3,6 +3,7 @@
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from manyheads.topology import Rows
@@ -58,6 +59,10 @@ class Traffic:
         for ends, counts in ((senders, self.sent), (receivers, self.received)):
             here = (ends >= self.workers.start) & (ends < self.workers.stop)
             np.add.at(counts, ends[here] - self.workers.start, sizes[senders[here]])
+
+    def table(self) -> Tensor:
+        """A copy of the bytes that each hosted worker has sent and received so far, [W, 2] int64."""
+        return torch.from_numpy(np.stack([self.sent, self.received], axis=1))
 
 
 def links(matrix: Rows) -> tuple[np.ndarray, np.ndarray]:
