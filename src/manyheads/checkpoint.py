@@ -16,7 +16,7 @@ import re
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ class Snapshot:
     """Bytes each hosted worker has sent, [W] int64."""
     received: np.ndarray
     on_wire: int
-    """Bytes this process has handed to the transport. A sum over processes, whichever of them a part is put down to."""
+    """Bytes this process has handed to the transport. Only their sum over processes has a meaning after a restart."""
     seconds: float
     simulated_seconds: float = 0.0
     """The same for every process."""
@@ -80,25 +80,22 @@ class Manifest:
         return [rows for rows in self.files if rows.first < workers.stop and workers.start < rows.stop]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Checkpoints:
     """The checkpoints of a run, for a process that trains some of its workers."""
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        run_id: str,
-        num_workers: int,
-        workers: range,
-        rank: int = 0,
-        num_ranks: int = 1,
-        generation: str = "0",
-        patience: float = 0.0,
-    ) -> None:
-        """``patience``: seconds that a file may take to show on another host; on some networks' disks half a minute."""
-        self.patience = patience
-        self.folder, self.run_id, self.num_workers, self.workers = folder, run_id, num_workers, workers
-        self.rank, self.num_ranks, self.generation = rank, num_ranks, generation
+    folder: Path = field(kw_only=False)
+    run_id: str
+    num_workers: int
+    """Of the whole run."""
+    workers: range
+    """Those whose rows this process writes and reads."""
+    rank: int = 0
+    num_ranks: int = 1
+    generation: str = "0"
+    """Names this start of the run: only the latest start may write."""
+    patience: float = 0.0
+    """Seconds that a file may take to show on another host; on some network disks that is half a minute."""
 
     def rounds(self) -> list[int]:
         """The rounds that have a complete checkpoint, damaged or not, ascending."""
@@ -107,9 +104,9 @@ class Checkpoints:
     def load(self, at_most: int | None = None) -> tuple[Snapshot | None, list[str]]:
         """The newest complete and undamaged snapshot of this process's workers, and what the user should be told.
 
-        ``at_most``: of no later round than this. Also makes this start of the run, its generation, the only one that
-        may write: an earlier one that was cut off and is still alive can complete nothing. Rank 0 loads before any
-        rank writes.
+        ``at_most``: the latest round to consider. Loading also makes this start of the run the only one that may
+        write: an earlier start that was cut off but is still alive can complete no checkpoint any more. Rank 0 loads
+        before any rank writes.
         """
         if self.rank == 0:
             self._refuse_another_run()
@@ -154,7 +151,7 @@ class Checkpoints:
         self._prune(round, {_MANIFEST, *(rows.name for rows in files)})
 
     def _refuse_another_run(self) -> None:
-        """Before anything is overwritten. What is damaged is told of when it is read."""
+        """Refuse another run's folder before anything in it is overwritten. Damage is reported later, by ``newest``."""
         for round in self.rounds():
             with suppress(_Damaged):
                 manifest = _read_manifest(_place(self.folder, round), round)
@@ -165,7 +162,7 @@ class Checkpoints:
                     )
 
     def _owner(self) -> str | None:
-        """The generation that process 0 has written, as it is seen from here; None: there is none."""
+        """The generation that process 0 has written, as far as this host can see; None: no file yet."""
         path = self.folder / _GENERATION
         return path.read_text() if path.exists() else None
 
@@ -177,32 +174,32 @@ class Checkpoints:
             )
 
     def _written(self, place: Path) -> tuple[RowsFile, ...]:
-        """What the processes of this start have written, in the order of the workers."""
+        """The rows files that the processes of this start have written, in the order of the workers."""
         entries = [json.loads(path.read_bytes()) for path in place.glob("rows-*.json")]
         rows = [RowsFile(**entry) for entry in entries if entry.pop("generation") == self.generation]
         return tuple(sorted(rows, key=lambda each: each.first))
 
     def _prune(self, round: int, files: set[str]) -> None:
-        """Keep the files of this round's checkpoint and the last one before it. What cannot be deleted waits."""
+        """Delete all but this checkpoint and the one before it; what cannot be deleted now is tried again next time."""
         for path in _place(self.folder, round).iterdir():
             if path.name not in files:
                 with suppress(OSError):
                     path.unlink()
         complete = _complete_rounds(self.folder)
         kept = [other for other in complete if other <= round][-_KEPT:]
-        # A later complete one was found damaged, or this run would have begun there; a later incomplete one may just be
-        # in the making by a process that is ahead.
+        # A complete checkpoint of a later round must be damaged, or this run would have continued from it. One that is
+        # incomplete is left alone: a process that is ahead may be writing it just now.
         for other in {*complete, *(r for r in _rounds(self.folder) if r < round)} - {*kept}:
             with suppress(OSError):
-                # Without its manifest first: what is left of a deletion that is cut short must not look damaged.
+                # The manifest goes first: without it the remains of an interrupted deletion do not look like damage.
                 (_place(self.folder, other) / _MANIFEST).unlink(missing_ok=True)
                 shutil.rmtree(_place(self.folder, other))
 
 
 def newest(folder: Path, at_most: int | None = None, workers: range | None = None) -> tuple[Manifest | None, list[str]]:
-    """The newest complete checkpoint that is as it was written, and what is wrong with each later one.
+    """The newest complete and undamaged checkpoint, and what is wrong with each later one.
 
-    ``workers``: only the files that hold their rows are looked at; None: all are.
+    ``workers``: check only the files that hold their rows; None: check all.
     """
     damage: list[str] = []
     for round in reversed(_complete_rounds(folder)):
@@ -242,7 +239,7 @@ def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
             about = {name: json.loads(text) for name, text in file.metadata().items()}
             for name in file.keys():  # noqa: SIM118 (a safetensors file is no dict)
                 parts.setdefault(name, []).append(file.get_slice(name)[wanted])
-    # Copied even out of one file: until then a leaf is that file itself, which goes when the run has gone on.
+    # Copied even from a single file: without that a leaf is a view of the file, which is deleted later in the run.
     leaves = {name: torch.cat(blocks) for name, blocks in parts.items()}
     return Snapshot(
         round=manifest.round,
@@ -280,7 +277,7 @@ def _fingerprint(values: dict[str, Any]) -> str:
 
 
 def _verify(place: Path, round: int, workers: range | None) -> Manifest:
-    """The manifest of a checkpoint that is as it was written, where these workers' rows are concerned."""
+    """A checkpoint's manifest, once the files that hold these workers' rows (None: all files) match their hashes."""
     manifest = _read_manifest(place, round)
     for rows in manifest.files if workers is None else manifest.holding(workers):
         try:
