@@ -1,5 +1,8 @@
 """What the processes of a run must agree on before it begins: options, code, data, versions, who has whose data."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -22,10 +25,10 @@ NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor
 
 
 def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -> Sites | None:
-    """Who hosts whom, where every worker has a file of its own; None: the data are not in such files."""
+    """Who hosts whom, if the data are in one file for each worker; None: they are not."""
     if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
         return None
-    # A message can name files and samples, and the text of a crash anything.
+    # Error messages can name files and samples, and the text of a crash can contain anything: other sites see neither.
     processes.tells_why = False
     if experiment.algorithm.evaluate != "own":
         raise UserError("--evaluate mean-model needs all models in one place, but sites keep theirs: leave it out.")
@@ -39,7 +42,7 @@ def check_alike(
 ) -> None:
     """Refuse processes that were started with different options, on different data or with different versions.
 
-    Sites have data and folders of their own: of their data only what kind of samples they are is compared.
+    Sites have data and folders of their own: only the kind of their samples is compared.
     """
     options = experiment.describe()
     settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
@@ -56,40 +59,42 @@ def check_alike(
         "algorithm": experiment.algorithm.name,
         "version": f"{manyheads.__version__} with torch {torch.__version__}",
     }
-    first, *others = processes.gather_json(own)
-    for rank, other in enumerate(others, start=1):
-        this, that = processes.called([rank]), processes.called([0])
+    for this, other, that, first in _beside_the_first(processes, own):
         for name, value in first.items():
             if (its := other.get(name)) != value:
                 cure = cures.get(name, "give all of them the same options, data and versions.")
-                # Of arrays and modules there is a hash, which says nothing to people.
+                # Arrays and modules are described by a hash, which means nothing to people.
                 if isinstance(value, dict) or isinstance(its, dict):
                     raise UserError(f"{this} does not have the same {name} as {that}: {cure}")
                 raise UserError(f"{this} was started with {name} {its}, {that} with {name} {value}: {cure}")
 
 
 def check_same_code(processes: Processes, experiment: Experiment) -> None:
-    """Refuse processes that have different code of the user's under one name, as with a copy that each keeps."""
-    first, *others = processes.gather_json(hashes(experiment))
-    for rank, other in enumerate(others, start=1):
+    """Refuse processes in which the user's own code differs, as when each host keeps a copy of it."""
+    for this, other, that, first in _beside_the_first(processes, hashes(experiment)):
         if name := changed(first, other):
-            this, that = processes.called([rank]), processes.called([0])
             raise UserError(f"{this} does not have the same code in its {name} as {that}: give all of them the same.")
 
 
 def check_same_weights(processes: Processes, model: Split) -> None:
-    """Refuse processes whose nets do not begin alike, as files of weights that each reads for itself may bring about.
+    """Refuse processes whose nets start from different weights, as when each host reads its own file of weights.
 
-    Machines of different kinds may draw last bits otherwise, which is no matter.
+    Different kinds of machines may draw weights that differ in their last bits; that is allowed.
     """
     leaves = {**model.state_dict(), **constants_of(model)}
     norms = {name: torch.linalg.vector_norm(leaf.double()).item() for name, leaf in leaves.items()}
-    first, *others = processes.gather_json(norms)
-    for rank, other in enumerate(others, start=1):
+    for this, other, that, first in _beside_the_first(processes, norms):
         for name in first | other:
             both = first.get(name, -1), other.get(name, -1)
             if not np.isclose(*both, rtol=_SAME_WEIGHTS, atol=0, equal_nan=True):
                 raise UserError(
-                    f"the net of {processes.called([rank])} does not start from the same weights as that of"
-                    f" {processes.called([0])} ({name} differs): give all of them the same model."
+                    f"the net of {this} does not start from the same weights as that of {that} ({name} differs):"
+                    " give all of them the same model."
                 )
+
+
+def _beside_the_first(processes: Processes, own: dict[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
+    """Every other process as people know it and what it has, beside process 0 and what that has."""
+    first, *others = processes.gather_json(own)
+    for rank, other in enumerate(others, start=1):
+        yield processes.called([rank]), other, processes.called([0]), first
