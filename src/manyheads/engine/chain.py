@@ -19,6 +19,7 @@ from manyheads.engine.phase import Phase
 from manyheads.engine.rules import Contribution, Keys, PoolingRule, Rule, Saved, TurnRule, add_products_, rule_for
 from manyheads.engine.sgd import Descent, clip_factors, one_by_one
 from manyheads.models.dropout import dropouts
+from manyheads.models.layers import children
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, leading, select
 
@@ -58,9 +59,7 @@ def _layers(module: nn.Module, name: str, params: Params) -> list[Rule] | None:
     if _has_hooks(module):
         return None
     if type(module) is nn.Sequential:
-        # Not named_children(), which leaves out a layer that stands in a second place.
-        children = zip(module._modules, module, strict=True)
-        parts = [_layers(child, f"{name}.{child_name}", params) for child_name, child in children]
+        parts = [_layers(child, f"{name}.{child_name}", params) for child_name, child in children(module).items()]
         return None if None in parts else [rule for part in parts if part is not None for rule in part]
     if type(module) is nn.Identity:
         return []

@@ -45,5 +45,10 @@ def refuse_lazy(module: nn.Module) -> None:
 
 
 def children(module: nn.Module) -> dict[str, nn.Module]:
-    """The children by name, repeated ones too, which ``named_children`` leaves out."""
+    """The children by name, also a layer that stands in a second place, which ``named_children`` leaves out."""
     return {name: child for name, child in module._modules.items() if child is not None}
+
+
+def owns_parameters(module: nn.Module) -> bool:
+    """Whether there is a parameter in it, or in anything inside it."""
+    return next(module.parameters(), None) is not None

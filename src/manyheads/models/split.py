@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import UserError
 from manyheads.models.dropout import Dropout
-from manyheads.models.layers import children
+from manyheads.models.layers import children, owns_parameters
 from manyheads.models.norm import BatchNorm
 
 
@@ -51,7 +51,7 @@ class Split(nn.Module):
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups that own parameters."""
-        return tuple(name for name, child in self.named_children() if any(True for _ in child.parameters()))
+        return tuple(name for name, child in self.named_children() if owns_parameters(child))
 
     def module_names(self) -> dict[str, str]:
         """Every tensor's name -> its name in the module that was split. A second head has none there: then all stay."""

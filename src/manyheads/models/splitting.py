@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.dropout import Dropout
-from manyheads.models.layers import children, put, replace_layers, unshare_layers
+from manyheads.models.layers import children, owns_parameters, put, replace_layers, unshare_layers
 from manyheads.models.norm import own_batchnorm
 from manyheads.models.split import Split
 from manyheads.models.trials import alike, attempt, watched
@@ -91,7 +91,7 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
         return nn.Identity(), whole, ""
     if head == "none":
         return whole, nn.Identity(), ""
-    owners = [name for name, layer in whole.named_modules() if name and any(True for _ in layer.parameters())]
+    owners = [name for name, layer in whole.named_modules() if name and owns_parameters(layer)]
     if not head or head not in dict(whole.named_modules(remove_duplicate=False)):
         raise unknown("head", head, ["all", "none", *(n for n in owners if n.count(".") <= head.count("."))])
     if _is_in_sequentials(whole, head):
@@ -143,7 +143,7 @@ def _last(whole: nn.Module) -> str:
 
 
 def _owners(module: nn.Module) -> dict[str, nn.Module]:
-    return {name: child for name, child in children(module).items() if any(True for _ in child.parameters())}
+    return {name: child for name, child in children(module).items() if owns_parameters(child)}
 
 
 def _copied(module: nn.Module) -> nn.Module:
