@@ -49,7 +49,7 @@ class Option:
     kind: type
     """bool, int, float, str or Path."""
     choices: tuple[str, ...]
-    """The words allowed; empty: any."""
+    """The words of its Literal; empty: it has none."""
     open: bool
     """Whether None is allowed."""
     default: Any
@@ -59,13 +59,17 @@ class Option:
     def flag(self) -> str:
         return flag(self.name)
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The words that may be given, those of a switch included; empty: any."""
+        return self.choices or (tuple(_SWITCH) if self.kind is bool else ())
+
     def read(self, text: str) -> Any:
-        """The value of a word, as argparse's ``type`` is asked for it."""
+        """The value that a word on the command line stands for: argparse's ``type``."""
         if self.open and text == _AUTO and self.kind is not Path:
             return None
-        allowed = self.choices or (tuple(_SWITCH) if self.kind is bool else ())
-        if allowed and text not in allowed:
-            raise argparse.ArgumentTypeError(str(unknown("value", text, allowed)))
+        if self.words and text not in self.words:
+            raise argparse.ArgumentTypeError(str(unknown("value", text, self.words)))
         if self.kind is bool:
             return _SWITCH[text]
         return {int: whole_number, float: number}.get(self.kind, self.kind)(text)
@@ -76,7 +80,7 @@ def options_of(owner: type) -> dict[str, Option]:
     """A dataclass's fields as options. A field that no word can stand for, such as a function, is left out."""
     docs, takes = _field_docs(owner), wanted(owner)
     found = {}
-    # Its own before those it has in common with others.
+    # A class's own fields come before those it inherits.
     for spec in sorted(fields(owner), key=lambda spec: spec.name not in inspect.get_annotations(owner)):
         types, words = takes[spec.name].types, takes[spec.name].words
         kind = str if words else next((plain for plain in (bool, int, float, str, Path) if plain in types), None)
@@ -141,7 +145,7 @@ def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
 
 
 def _read(path: Path) -> Experiment:
-    """The experiment in a file, or in a run directory; what followed from its net and algorithm is open again."""
+    """The experiment in a file or a run directory; what followed from its net or algorithm is left open again."""
     path = path / EXPERIMENT if path.is_dir() else path
     try:
         experiment = Experiment.from_json(path.read_text(encoding="utf-8"))
@@ -176,7 +180,7 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
                 f"{flag(name)} is an option of {', '.join(owners)}, not of {', '.join(names)}: leave it out."
             )
     if base is not None and "graph" in args and any(parse_graph(graph).weighted for graph in _listed(args.graph)):
-        # Those of the other run were its graph's.
+        # The other run's weights were those of its graph.
         base = replace(base, weights=None)
     starts = [apply(args.preset, _with_algorithm(base or Experiment(), REGISTRY[name])) for name in names]
     return [
@@ -199,7 +203,7 @@ def _algorithms(start: Any, args: argparse.Namespace) -> list[Algorithm]:
         if steps in values and epochs in values:
             raise UserError(f"{flag(epochs)} and {flag(steps)} exclude each other: give one.")
         if steps in values or epochs in values:
-            # The one that is given takes the place of what a file or preset says.
+            # Whichever is given replaces both values of the file or preset.
             values = {name: known[name].default for name in (steps, epochs)} | values
     found = []
     for chosen in _combinations(values):
@@ -226,8 +230,10 @@ def _add(group: Any, option: Option, text: str, several: bool) -> None:
     if option.kind is bool and not several:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **shared)
         return
-    words = option.choices or (tuple(_SWITCH) if option.kind is bool else ())
-    metavar = "{" + ",".join(words) + "}" if words else {int: "N", float: "X"}.get(option.kind, option.name.upper())
+    if option.words:
+        metavar = "{" + ",".join(option.words) + "}"
+    else:
+        metavar = {int: "N", float: "X"}.get(option.kind, option.name.upper())
     count = ("*" if option.kind is bool else "+") if several else None
     group.add_argument(option.flag, type=option.read, metavar=metavar, nargs=count, **shared)
 
@@ -244,7 +250,7 @@ def _algorithm_options() -> dict[str, dict[str, Option]]:
 
 
 def _merged(owners: Mapping[str, Option]) -> Option:
-    """One option for all the algorithms that have it; which of its words one of them takes, that algorithm checks."""
+    """One option for all the algorithms that have it. It takes the words of any; each algorithm refuses the others'."""
     first, *others = owners.values()
     for who, other in owners.items():
         if other.kind is not first.kind:
@@ -272,10 +278,10 @@ def _explained_by_algorithm(owners: Mapping[str, Option]) -> str:
 
 
 def _field_docs(owner: type) -> dict[str, str]:
-    """The string under each field of a dataclass and those it is made from, which Python itself throws away."""
+    """The string under each field of a dataclass and of its bases, which Python itself does not keep."""
     bodies = []
     for kind in reversed(owner.__mro__):
-        # Of what was typed into an interpreter, or read from its input, nobody keeps the text.
+        # A class that was typed into an interpreter, or piped to one, has no source.
         with suppress(OSError):
             if "__dataclass_fields__" in vars(kind):
                 bodies.append(ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0])
