@@ -1,6 +1,7 @@
 """HARBox (Ouyang et al. 2021): five activities of 120 phone users in windows of 2 s, split by time."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,9 @@ WINDOW = 100
 
 _HOME_PAGE = "https://github.com/xmouyang/FL-Datasets-for-HAR"
 
+_Recorded = tuple[np.ndarray, int, int]
+"""One user's windows of one activity, [windows, 900]; the activity's label; the user."""
+
 
 def load(data_dir: str | Path | None = None, *, standardised: bool = True) -> Dataset:
     """The data set with x [samples, 900] and its users, per-channel standardised on the train part unless switched off.
@@ -32,7 +36,8 @@ def load(data_dir: str | Path | None = None, *, standardised: bool = True) -> Da
     if root is None:
         why = f"has no direct download (see {_HOME_PAGE})"
         raise missing("harbox", why, f"put its user folders 1, 2, ... into {folders[0] / FOLDER}")
-    train, test = _Pool(), _Pool()
+    train: list[_Recorded] = []
+    test: list[_Recorded] = []
     seen: set[bytes] = set()
     for folder in sorted((path for path in root.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name)):
         files = ((label, folder / f"{activity}_train.txt") for label, activity in enumerate(ACTIVITIES))
@@ -43,11 +48,11 @@ def load(data_dir: str | Path | None = None, *, standardised: bool = True) -> Da
         seen.add(content)
         for label, windows in recorded:
             early, late = split_by_time(windows)
-            train.add(early, label, int(folder.name))
-            test.add(late, label, int(folder.name))
-    if not test.x:
+            train.append((early, label, int(folder.name)))
+            test.append((late, label, int(folder.name)))
+    if not any(len(windows) for windows, _, _ in test):
         raise UserError(f"{root} holds no activity with three windows or more: put the published user folders there.")
-    (x_train, y_train, user_train), (x_test, y_test, user_test) = train.tensors(), test.tensors()
+    (x_train, y_train, user_train), (x_test, y_test, user_test) = _pool(train), _pool(test)
     if standardised:
         x_train, x_test = standardise(x_train, x_test, NUM_CHANNELS)
     return Dataset(
@@ -85,19 +90,9 @@ def split_by_time(windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return windows[: cut - 1], windows[cut:]
 
 
-class _Pool:
-    """Grows by one user's windows of one activity at a time."""
-
-    def __init__(self) -> None:
-        self.x: list[np.ndarray] = []
-        self.y: list[int] = []
-        self.user: list[int] = []
-
-    def add(self, windows: np.ndarray, label: int, user: int) -> None:
-        self.x += list(windows)
-        self.y += [label] * len(windows)
-        self.user += [user] * len(windows)
-
-    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs [samples, 900], labels [samples] and users [samples]."""
-        return torch.from_numpy(np.stack(self.x)), torch.tensor(self.y), torch.tensor(self.user)
+def _pool(parts: Sequence[_Recorded]) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs [samples, 900], labels [samples] and users [samples]."""
+    windows, labels, users = zip(*parts, strict=True)
+    sizes = torch.tensor([len(of_user) for of_user in windows])
+    y, user = (torch.tensor(values).repeat_interleave(sizes) for values in (labels, users))
+    return torch.from_numpy(np.concatenate(windows)), y, user
