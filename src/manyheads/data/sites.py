@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from manyheads.data import arrays
 from manyheads.data.dataset import Dataset
@@ -24,30 +25,30 @@ def seen(template: str, num_workers: int) -> tuple[int, ...]:
 
 def load(template: str, workers: range) -> Dataset:
     """The files of some workers as one data set whose users are the workers; for a file see ``arrays.load``."""
-    parts = {worker: arrays.load(_file(template, worker), per_worker=True) for worker in workers}
-    first = parts[workers[0]]
-    for worker, part in parts.items():
+    parts = [arrays.load(_file(template, worker), per_worker=True) for worker in workers]
+    first = parts[0]
+    for worker, part in zip(workers, parts, strict=True):
         if part.kind != first.kind:
             raise UserError(
                 f"{_file(template, worker)} holds samples {part.kind}, but {_file(template, workers[0])}"
                 f" {first.kind}: {ONE_KIND}"
             )
-    train, test = (
-        torch.tensor(list(parts)).repeat_interleave(torch.tensor([len(x) for x in pools]))
-        for pools in ([part.x_train for part in parts.values()], [part.x_test for part in parts.values()])
-    )
+
+    def owners(pools: list[Tensor]) -> Tensor:
+        return torch.tensor(workers).repeat_interleave(torch.tensor([len(pool) for pool in pools]))
+
     return Dataset(
         name=template,
-        x_train=torch.cat([part.x_train for part in parts.values()]),
-        y_train=torch.cat([part.y_train for part in parts.values()]),
-        x_test=torch.cat([part.x_test for part in parts.values()]),
-        y_test=torch.cat([part.y_test for part in parts.values()]),
+        x_train=torch.cat([part.x_train for part in parts]),
+        y_train=torch.cat([part.y_train for part in parts]),
+        x_test=torch.cat([part.x_test for part in parts]),
+        y_test=torch.cat([part.y_test for part in parts]),
         num_classes=first.num_classes,
-        user_train=train,
-        user_test=test,
+        user_train=owners([part.x_train for part in parts]),
+        user_test=owners([part.x_test for part in parts]),
         per_worker=True,
         pixels=first.pixels,
-        notes=sum((part.notes for part in parts.values()), ()),
+        notes=tuple(note for part in parts for note in part.notes),
     )
 
 
