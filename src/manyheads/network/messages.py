@@ -1,6 +1,7 @@
 """What one worker sends another: its row as bytes; of a masked leaf the kept values and one bit per weight."""
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ Row = dict[str, Tensor]
 
 def pack(params: Params, mask: Params, row: int) -> Tensor:
     """The message of one row of ``params`` [W, ...], [bytes] uint8; its length is what ``message_bytes`` says."""
-    return torch.cat([part for name in params for part in _parts(params[name][row], mask.get(name), row)])
+    parts = (_parts(leaf[row], mask[name][row] if name in mask else None) for name, leaf in params.items())
+    return torch.cat(list(chain.from_iterable(parts)))
 
 
 def unpack(message: Tensor, like: Mapping[str, Tensor], masked: Collection[str]) -> tuple[Row, Row]:
@@ -38,7 +40,7 @@ def unpack(message: Tensor, like: Mapping[str, Tensor], masked: Collection[str])
 
 
 def pack_bits(bits: Tensor) -> Tensor:
-    """Bits [n] bool, eight to a byte, the first lowest: [ceil(n / 8)] uint8."""
+    """Bits [n] bool, eight to a byte, the first in the lowest place: [ceil(n / 8)] uint8."""
     padded = torch.nn.functional.pad(bits.to(torch.uint8), (0, -len(bits) % 8)).view(-1, 8)
     return (padded << _places(bits)).sum(1, dtype=torch.uint8)
 
@@ -52,16 +54,17 @@ def _places(like: Tensor) -> Tensor:
     return torch.arange(8, dtype=torch.uint8, device=like.device)
 
 
-def _parts(row: Tensor, mask: Tensor | None, index: int) -> Iterator[Tensor]:
+def _parts(row: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
+    """One leaf's row as bytes; under a mask, which values are kept and then those values."""
     values = row.flatten()
     if mask is not None:
-        kept = mask[index].flatten().bool()
+        kept = mask.flatten().bool()
         yield pack_bits(kept)
         values = values[kept]
     yield values.view(torch.uint8)
 
 
 def _as(content: Tensor, dtype: torch.dtype) -> Tensor:
-    """Bytes as numbers. Those behind a bitmap may begin anywhere: a copy begins where numbers may."""
+    """Bytes as numbers. After a bitmap they may begin at any byte; a copy is aligned as numbers must be."""
     aligned = content.storage_offset() % dtype.itemsize == 0
     return (content if aligned else content.clone()).view(dtype)
