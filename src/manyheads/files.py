@@ -7,7 +7,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
@@ -61,7 +61,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def disk_errors(path: Path, instead: str = "write elsewhere") -> Iterator[None]:
-    """Whatever the disk refuses inside the block (it is full, read-only, not ours) in one line for the user.
+    """Say in one line what the disk refuses inside the block: because it is full, read-only or not ours, for instance.
 
     ``instead``: what else the user can do.
     """
@@ -82,7 +82,7 @@ def make_folder(folder: Path) -> None:
 def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     """Keep other processes out of a folder for the length of the block. A process that is killed keeps nobody out.
 
-    The folder is made where there is none. A process that is about to end may be waited for, ``patience`` seconds long.
+    The folder is made if need be. ``patience``: seconds to wait for a process that is about to leave it.
     """
     make_folder(folder)
     with disk_errors(folder):
@@ -117,11 +117,11 @@ def write_tensors(
 ) -> str:
     """Write a safetensors file, or nothing; returns the file's sha256.
 
-    A leaf is a tensor, or several that make it up, row after row. Streams one after the other, so that it takes no
-    second copy of the tensors and one pass for disk and hash together, side by side.
+    A leaf is a tensor, or several whose rows make it up. Leaves are streamed one after another, so that no second copy
+    of them is held; each is hashed while it is written, so that the file need not be read again.
     """
     leaves = {name: [leaf] if isinstance(leaf, Tensor) else leaf for name, leaf in tensors.items()}
-    # The widest numbers come first, as in the library's own files: every leaf then starts at a multiple of its width.
+    # The widest types come first, as in the library's own files: every leaf then starts at a multiple of its width.
     ordered = sorted(leaves.items(), key=lambda item: (-item[1][0].element_size(), item[0]))
     header: dict[str, Any] = {"__metadata__": dict(metadata or {})}
     end = 0
@@ -133,7 +133,8 @@ def write_tensors(
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
     with disk_errors(path), replacing(path) as file, ThreadPoolExecutor(1) as hasher:
-        for chunk in _chunks(len(text).to_bytes(8, "little") + text, chain.from_iterable(leaf for _, leaf in ordered)):
+        head = len(text).to_bytes(8, "little") + text
+        for chunk in chain([head], (as_bytes(block) for _, leaf in ordered for block in leaf)):
             hashed = hasher.submit(digest.update, chunk)
             file.write(chunk)
             hashed.result()
@@ -146,7 +147,7 @@ def write_sealed(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def read_sealed(path: Path) -> dict[str, Tensor] | None:
-    """All of what ``write_sealed`` wrote, which must be as it was; None: there is no such file."""
+    """What ``write_sealed`` wrote, refused if it is damaged; None: there is no such file."""
     if not path.exists():
         return None
     try:
@@ -155,14 +156,14 @@ def read_sealed(path: Path) -> dict[str, Tensor] | None:
             seal = (file.metadata() or {}).get(_SEAL)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read ({error}): put the file back.") from None
-    # Files of the first versions have none.
+    # Files of the first versions have no seal.
     if seal not in (None, _seal(found)):
         raise UserError(f"{path} is damaged: put the file back.")
     return found
 
 
 def sync(path: Path) -> None:
-    """Make what was written to a file, or renamed in a folder, last through a power cut."""
+    """Make sure that what was written to a file, or renamed in a folder, survives a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -196,7 +197,7 @@ def with_floats(value: Any, change: Callable[[float], Any]) -> Any:
 
 
 def _seal(tensors: Mapping[str, Tensor]) -> str:
-    # A file has them in an order of its own.
+    # By name: a file keeps its tensors in another order than the caller's.
     return fingerprint(dict(sorted(tensors.items())))
 
 
@@ -207,9 +208,3 @@ def _ours(handle: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _chunks(head: bytes, leaves: Iterable[Tensor]) -> Iterator[bytes | memoryview]:
-    yield head
-    for leaf in leaves:
-        yield as_bytes(leaf)
