@@ -1,4 +1,11 @@
-"""The processes of one run: how they agree on things, and notice that one of them is gone."""
+"""The processes of one run: how they agree on things, and notice that one of them is gone.
+
+torch.distributed only says that a call has failed, not because of whom. So every process keeps writing to the store
+that all of them reach: every half second "CALLS BEATS", how many calls it has entered together with the others and how
+often it has written, and "left" when it ends. Who has entered fewer calls than this process, or has stopped writing,
+is the one that is missing. The first process that fails also leaves its error message there: whatever fails after it
+fails because of it, so that one process on each machine shows that message and no other.
+"""
 
 import atexit
 import json
@@ -22,15 +29,15 @@ from manyheads.network.restarts import how_it_goes_on
 from manyheads.units import plural
 
 _BEAT_SECONDS = 0.5
-"""How often a process says in the store how far it is."""
+"""How often a process writes to the store how far it has come."""
 _BEATS = 8
-"""How many of these one that is not heard of is given."""
+"""For how many of these a process that seems to be missing is watched."""
 POLL_SECONDS = 0.02
-"""How often to look for what another process is about to do."""
+"""How often to look whether another process has done something."""
 _STORE_SECONDS = 5.0
-"""How long the store may take to answer. Where the network is cut, it would take a quarter of an hour to say so."""
+"""How long the store may take to answer: without a limit a cut network shows only after a quarter of an hour."""
 _PATIENCE = 0.8
-"""The part of a time-out that one who is waited for may wait for something else."""
+"""The part of a time-out that a process may spend waiting while others wait for it."""
 _LONG = 60
 """How many time-outs the longest wait takes."""
 _LEFT = "left"
@@ -65,10 +72,10 @@ class Processes:
         self.tells_why = True
         """Whether the others may read what this process fails with, and not only that it does."""
         self.whose: Sequence[str] | None = None
-        """Whose data each process has, in words, where people know sites by that; ranks only say who came when."""
-        self._is_first_to_fail = self._suffers = False
-        self._heard = ""
-        """What the first to fail has said."""
+        """Whose data each process has, in words, for sites: people know those by their data, not by rank."""
+        self._is_first_to_fail = self._lost_others = False
+        self._first_failure = ""
+        """The message of the first process that failed, once it is known here."""
         self._calls = self._beats = self._long_waits = 0
         self._found_missing: list[int] = []
         self._store_answers = True
@@ -105,18 +112,18 @@ class Processes:
         return blocks
 
     def gather_json(self, value: Any) -> list[Any]:
-        """Every process's value, which JSON can hold, by rank; as JSON has it, one's own too."""
+        """Every process's value, by rank, as it comes out of JSON: this process's own too."""
         own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [int(length) for length in self.gather(torch.tensor(len(own)))]
         blocks = self.gather(torch.nn.functional.pad(own, (0, max(lengths) - len(own))))
         return [json.loads(block[:length].numpy().tobytes()) for block, length in zip(blocks, lengths, strict=True)]
 
     def wait(self) -> None:
-        """Go on when all have come here."""
+        """Return when all processes have called this."""
         self.total(0)
 
     def wait_long(self) -> None:
-        """The same where some may take longer than the time-out, with large files perhaps: for all who are alive."""
+        """The same where some may take longer than the time-out, as with large files: waits for all that are alive."""
         if (store := self._store) is None:
             return
         self._calls, self._long_waits = self._calls + 1, self._long_waits + 1
@@ -124,7 +131,7 @@ class Processes:
         come, delay = 1, POLL_SECONDS
 
         def look() -> tuple[list[str], int]:
-            # Where they are first: whoever has come here may have left again when they are counted.
+            # Whereabouts before the count: a process that has arrived may have left again by the time of the count.
             return self._whereabouts(), store.add(f"long wait/{self._long_waits}", come)
 
         while True:
@@ -146,7 +153,7 @@ class Processes:
 
     @contextmanager
     def one_before_others(self) -> Iterator[None]:
-        """Process 0 goes through the block, and then the others do."""
+        """Process 0 runs the block first, and then all the others do."""
         if self.rank > 0:
             self.wait_long()
         yield
@@ -155,7 +162,7 @@ class Processes:
 
     @property
     def patience(self) -> float:
-        """Seconds until a process of an earlier start that was cut off has noticed it and ended."""
+        """Seconds to allow for a process of an earlier start to notice that it was cut off, and end."""
         return _PATIENCE * self.timeout if self.count > 1 or "TORCHELASTIC_RUN_ID" in os.environ else 0.0
 
     def total(self, number: int) -> int:
@@ -167,7 +174,7 @@ class Processes:
         return bool(self.gather(torch.tensor(choice, dtype=torch.uint8))[0])
 
     def absent(self) -> list[int]:
-        """The processes that have not come yet."""
+        """The ranks that have not been heard of yet."""
         assert self._store is not None
         self._found_missing = [rank for rank in range(self.count) if not self._store.check([self._place(rank)])]
         return self._found_missing
@@ -181,26 +188,26 @@ class Processes:
         return f"the {plural('process', len(ranks))} of {' and '.join(self.whose[rank] for rank in ranks)}"
 
     def failure(self, line: str) -> str | None:
-        """What to show when this process fails with a line of its own (``one_line``); None: another here shows it.
+        """What to show when this process fails with a ``line``; None: another process on this machine shows it.
 
-        What fails after the first fails because of it: one process of every machine shows the line of the first. Where
-        the store cannot be asked any more, that if it was heard, else its own.
+        That is the line of the first process that failed. If the store no longer answers, it is the first failure if
+        this process knows of it, else its own line.
         """
         if (store := self._store) is None:
             return line
-        # Who was lost may be told to anybody. All else in sites is a mistake of this one, or one that all find.
-        public = self.tells_why or self._suffers
+        # Which process was lost may be told to everybody. Any other error of a site may name its data: it stays there.
+        public = self.tells_why or self._lost_others
         told = line if public else f"manyheads: {self._called_among_all([self.rank])} failed: its output says why."
 
         def tell() -> tuple[str, bool]:
-            # In this order: whoever sees that this process has left must not be taken for the first.
+            # In this order: a process that sees this one leave fails too, and must find that it is not the first.
             first = one_line(store.compare_set(_FAILURE, "", told).decode(errors="replace"))
             shows = store.add(f"{_FAILURE}/{self._machine}", 1) == 1
             self._fall_silent()
             store.set(self._place(), _LEFT)
             return first, shows
 
-        first, shows = self._ask(tell) or (self._heard or line, self._leaves_first_mark())
+        first, shows = self._ask(tell) or (self._first_failure or line, self._leaves_first_mark())
         self._is_first_to_fail = first == told
         return (first if public else line) if shows else None
 
@@ -208,27 +215,27 @@ class Processes:
         return f"{self.called(ranks)} of {self.count}" if self.whose is None else self.called(ranks)
 
     def _leaves_first_mark(self) -> bool:
-        """Whether this process is the first here to leave a mark, an empty file among the temporary ones."""
+        """Whether this process is the first on this machine to leave a mark: an empty temporary file."""
         try:
             Path(gettempdir(), f"manyheads-{self.generation}-{self._machine}").touch(exist_ok=False)
         except OSError as error:
-            # Better twice than not at all.
+            # If no mark can be left, better to show the message twice than not at all.
             return not isinstance(error, FileExistsError)
         return True
 
-    def _hear(self) -> bool:
-        """Whether a process has failed, and remember what it has said."""
+    def _learn_of_failure(self) -> bool:
+        """Whether a process has failed; remembers its message, for when the store no longer answers."""
         assert self._store is not None
         if self._store.check([_FAILURE]):
-            self._heard = one_line(self._store.get(_FAILURE).decode(errors="replace"))
-        return self._heard != ""
+            self._first_failure = one_line(self._store.get(_FAILURE).decode(errors="replace"))
+        return self._first_failure != ""
 
     def _lost(self, waited: float, missing: list[int] | None = None) -> UserError:
-        """``missing``: those who are; None: whoever is found to be."""
+        """The error of having lost others: those in ``missing``; None: whoever is found to be gone."""
         if missing is None:
-            # The store lives and dies with the first host.
+            # The store lives on the first host: if it does not answer, that host is gone.
             missing = [0] if (found := self._ask(self._missing)) is None else found
-        self._found_missing, self._suffers = missing, True
+        self._found_missing, self._lost_others = missing, True
         several = len(missing) > 1
         who = self._called_among_all(missing)
         alive = f"check whether {'they are' if several else 'it is'} still running"
@@ -241,26 +248,26 @@ class Processes:
         )
 
     def _missing(self) -> list[int]:
-        """The processes that are behind this one, or that have stopped telling where they are."""
-        if self._hear():
-            # Nobody is missing without a word.
+        """The processes that are behind this one, or have stopped writing to the store."""
+        if self._learn_of_failure():
+            # The one that is gone has said why.
             return []
         self._tell()
         before, missing = self._whereabouts(), []
         for beat in range(_BEATS):
             time.sleep(_BEAT_SECONDS)
             both = enumerate(zip(before, self._whereabouts(), strict=True))
-            missing = [rank for rank, (then, now) in both if self._misses(rank, then, now)]
-            # Those who are only slow come after a while.
+            missing = [rank for rank, (then, now) in both if self._is_missing(rank, then, now)]
+            # After a while those that are only slow have caught up.
             if beat >= 2 and len(missing) <= 1:
                 break
         return missing
 
-    def _misses(self, rank: int, then: str, now: str) -> bool:
+    def _is_missing(self, rank: int, then: str, now: str) -> bool:
         return rank != self.rank and now != _LEFT and (now == then or int(now.split()[0]) < self._calls)
 
     def _whereabouts(self) -> list[str]:
-        """What each process has last said of where it is."""
+        """What each process has last written of how far it is."""
         return [self._whereabout(rank) for rank in range(self.count)]
 
     def _whereabout(self, rank: int) -> str:
@@ -271,10 +278,10 @@ class Processes:
         with suppress(RuntimeError):
             while not self._ended.wait(_BEAT_SECONDS):
                 self._tell()
-                self._hear()
+                self._learn_of_failure()
 
     def _fall_silent(self) -> None:
-        """Tell no more: a beat that is under way would take back what is said after it."""
+        """Stop writing: a beat that is still under way would overwrite what is written next."""
         self._ended.set()
         self._beating.join()
 
@@ -289,8 +296,8 @@ class Processes:
     def _leave(self) -> None:
         self._ended.set()
         if dist.is_initialized():
-            # Until torch 2.8 gloo's threads are waited for under Python's lock, which one of them needs that is still
-            # letting go of the last message: without a moment for that neither would ever end.
+            # Until torch 2.8 this holds Python's lock while it waits for gloo's threads, one of which may need the lock
+            # to release the last message: without a moment to do so beforehand neither would ever end.
             time.sleep(POLL_SECONDS)
             dist.destroy_process_group()
         self._ask(self._part)
@@ -299,9 +306,9 @@ class Processes:
         assert self._store is not None
         self._fall_silent()
         self._store.set(self._place(), _LEFT)
-        # Whoever keeps the store goes last: the others may still ask it whether an error is theirs to show. A thread
-        # that is still asking when Python ends would end it with an error of its own. When the first to fail ends,
-        # torchrun ends all on its machine, perhaps the one that keeps the store: it waits until the others have heard.
+        # The process that keeps the store goes last: others may still ask it whether they are to show an error, and a
+        # thread that is still asking when Python ends makes it end with an error of its own. The first to fail waits
+        # too, until the others know: when it ends, torchrun ends all on its machine, perhaps the one with the store.
         patience = _PATIENCE * _STORE_SECONDS if self._keeps_store else 2 * _BEAT_SECONDS * self._is_first_to_fail
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline and self._somebody_is_left():
@@ -312,7 +319,7 @@ class Processes:
         return any(self._whereabout(rank) != _LEFT for rank in range(self.count) if rank not in self._found_missing)
 
     def _ask(self, question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
-        """``ask``, but a store that has once given no answer is not waited for again."""
+        """``ask``, except that a store which once gave no answer is not asked again."""
         answer = ask(question, seconds) if self._store_answers else None
         self._store_answers = answer is not None
         return answer
@@ -323,7 +330,7 @@ def named(ranks: Sequence[int]) -> str:
 
 
 def ask(question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
-    """The store's answer; None: it gives none in time."""
+    """The store's answer; None: it gave none in time."""
     answers: list[Answer] = []
 
     def get() -> None:
