@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import pytest
 
-from manyheads.checks import settle, wanted
+from manyheads.checks import field_kinds, normalise_fields
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 
@@ -27,7 +27,7 @@ class Owner:
     noted: Annotated[int, {"unhashable": True}] = 0
 
     def __post_init__(self) -> None:
-        settle(self)
+        normalise_fields(self)
 
 
 @pytest.mark.parametrize(
@@ -88,4 +88,4 @@ def test_numbers_and_paths_become_what_is_wanted() -> None:
 
 
 def test_only_fields_are_looked_at() -> None:
-    assert "family" not in wanted(Owner) and wanted(Owner)["word"].words == ("a", "b")
+    assert "family" not in field_kinds(Owner) and field_kinds(Owner)["word"].words == ("a", "b")

@@ -43,12 +43,13 @@ def not_negative(owner: object, *names: str) -> None:
             raise UserError(f"{flag(name)} {value} is negative: give a number of at least 0.")
 
 
-def settle(owner: Any) -> None:
-    """Convert numpy's numbers to Python's, ints to floats where floats are wanted, and between words and paths.
+def normalise_fields(owner: Any) -> None:
+    """Convert the fields of a dataclass to the types they declare, so that equal values are written alike.
 
-    So equal values are written alike. What does not fit is refused, NaN and infinite numbers too.
+    numpy's numbers become Python's, ints become floats where only floats are declared, and texts and paths become each
+    other. A value that does not fit is refused, and so are NaN and infinite numbers.
     """
-    for name, kind in wanted(type(owner)).items():
+    for name, kind in field_kinds(type(owner)).items():
         value = getattr(owner, name)
         if isinstance(value, np.generic):
             value = value.item()
@@ -67,7 +68,7 @@ def settle(owner: Any) -> None:
 
 
 def _check_text(name: str, text: str) -> None:
-    """Refuse what no file can be written under, nor any text hold."""
+    """Refuse lone surrogates, which can be neither in a file's name nor in a file."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -82,15 +83,15 @@ class Kind:
     words: tuple[str, ...]
 
     def check(self, what: str, value: Any, give: str | None = None) -> None:
-        """Refuse a value that does not fit, for what it is given; ``give``: what to, where the types do not say it."""
+        """Refuse a value that does not fit. ``what`` names it; ``give``: what to give, if the types do not say that."""
         if self.words:
-            # By their types first: an array is not compared but element by element.
+            # Types first: an array would be compared element by element.
             known = any(isinstance(value, type(word)) and value == word for word in self.words)
             if not known and not (value is None and NoneType in self.types):
                 raise unknown(what, value if isinstance(value, str) else shown(value), self.words)
             return
         if not all(isinstance(each, type) and each is not Any for each in self.types):
-            # Of an algorithm of the user's own, such as Any.
+            # A user's own algorithm may declare what cannot be checked, such as Any.
             return
         also = [int] if float in self.types else [set] if frozenset in self.types else []
         # Python counts True as a number.
@@ -101,19 +102,19 @@ class Kind:
 
 
 @cache
-def wanted(owner: type) -> dict[str, Kind]:
+def field_kinds(owner: type) -> dict[str, Kind]:
     """What each field of a dataclass takes."""
     types = get_type_hints(owner)
     return {spec.name: kind_of(types[spec.name]) for spec in fields(owner)}
 
 
 def shown(value: Any) -> str:
-    """A value in a message of one line: arrays and the like by what they are."""
+    """A value in a message of one line: arrays and other objects by their type."""
     return repr(value) if isinstance(value, (str, int, float, type, NoneType)) else f"({type(value).__name__})"
 
 
 def kind_of(annotation: Any) -> Kind:
-    """What is annotated with some type takes."""
+    """What a field with this annotation takes."""
     if get_origin(annotation) is ClassVar:
         (annotation,) = get_args(annotation)
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)

@@ -15,7 +15,7 @@ from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.base import Schedule, twins
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
-from manyheads.checks import not_negative, positive, settle, shown, wanted
+from manyheads.checks import field_kinds, normalise_fields, not_negative, positive, shown
 from manyheads.data import Dataset, is_by_worker
 from manyheads.data.partition import parse_split
 from manyheads.data.test_split import TestSplit
@@ -100,7 +100,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
-        settle(self)
+        normalise_fields(self)
         positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.decay is not None and self.decay > 1:
@@ -238,7 +238,7 @@ class Runtime:
     """Seconds that the other sites go on while one is away."""
 
     def __post_init__(self) -> None:
-        settle(self)
+        normalise_fields(self)
         not_negative(self, "theory_every")
         positive(self, "eval_every", "checkpoint_every", "threads", "timeout", "site_timeout")
         if not _SHORTEST_WAIT <= self.timeout <= _LONGEST_WAIT:
@@ -268,8 +268,8 @@ def check_algorithm(algorithm: Algorithm) -> None:
         # Or its runs would pass for those of the other.
         raise UserError(f"{kind.__name__} has the name of another algorithm, '{algorithm.name}': give it its own.")
     # Once more for one of the user's whose __post_init__ leaves that out.
-    settle(algorithm)
-    values, defaults = {name: getattr(algorithm, name) for name in wanted(kind)}, option_defaults(kind)
+    normalise_fields(algorithm)
+    values, defaults = {name: getattr(algorithm, name) for name in field_kinds(kind)}, option_defaults(kind)
     for name, value in values.items():
         if isinstance(value, (int, float)):
             not_negative(algorithm, name)
@@ -309,7 +309,7 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
             kind = get_algorithm(name)
         except UserError as error:
             raise UserError(f"{error} Give one of your own in Python, as Run.open(path, algorithm=...).") from None
-    known = wanted(kind)
+    known = field_kinds(kind)
     for name in options:
         if name not in known:
             raise unknown(f"option of {kind.name}", name, known)

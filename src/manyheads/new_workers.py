@@ -12,7 +12,7 @@ from torch import Tensor
 from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
-from manyheads.checks import positive, settle
+from manyheads.checks import normalise_fields, positive
 from manyheads.data import Dataset, is_by_worker, is_own_file, load, may_change
 from manyheads.data.federation import saved_content
 from manyheads.data.sites import is_per_worker
@@ -46,7 +46,7 @@ class NewWorkers:
     """Passes over the local samples that move the heads."""
 
     def __post_init__(self) -> None:
-        settle(self)
+        normalise_fields(self)
         positive(self, "head_epochs")
 
 

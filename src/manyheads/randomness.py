@@ -12,7 +12,7 @@ from torch import Tensor
 
 _WORD = (1 << 64) - 1
 _TORCH = threading.RLock()
-"""Whoever has seeded torch's generator, which all threads share."""
+"""Held while torch's generator, which all threads share, is seeded."""
 
 # SplitMix64's constants as the signed numbers that int64 tensors hold.
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
@@ -28,7 +28,7 @@ def stream_id(stream: str) -> int:
 def generator(seed: int, stream: str, *, worker: int = 0, round: int = 0, epoch: int = 0) -> np.random.Generator:
     """A numpy generator whose state is a function of its arguments and of nothing else.
 
-    The lowest counter word runs with the draws; the others name the draw, so that no two streams overlap.
+    The lowest word of the counter advances with the draws; the others name the draw, so that no two streams overlap.
     """
     # As uint64 from the start: numpy would take a list of small and large numbers through float64.
     name = np.array([seed & _WORD, stream_id(stream)], dtype=np.uint64)
@@ -37,7 +37,7 @@ def generator(seed: int, stream: str, *, worker: int = 0, round: int = 0, epoch:
 
 
 def key(seed: int, stream: str, *, worker: int = 0, round: int = 0) -> int:
-    """A 63-bit number for everything that is seeded by a number instead of a generator."""
+    """A 63-bit number, for whatever takes a seed instead of a generator."""
     text = f"{seed}/{stream}/{worker}/{round}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little") >> 1
 
@@ -67,8 +67,8 @@ def every_seed(seed: int) -> Iterator[None]:
             np.random.set_state(numpys)  # noqa: NPY002 (as above)
 
 
-def standing() -> tuple[object, ...]:
-    """Where the generators stand that all code of a process shares: torch's on the CPU, Python's and numpy's."""
+def generator_states() -> tuple[object, ...]:
+    """The states of the generators that all code of a process shares: torch's on the CPU, Python's and numpy's."""
     with _TORCH:
         _, numbers, *rest = np.random.get_state()  # noqa: NPY002 (it is the user's who may draw from it)
         return torch.get_rng_state().numpy().tobytes(), random.getstate(), np.asarray(numbers).tobytes(), rest

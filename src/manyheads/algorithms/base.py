@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.checks import settle, shown
+from manyheads.checks import normalise_fields, shown
 from manyheads.engine.batches import Source, num_batches
 from manyheads.engine.phase import SGD, Engine, Epochs, Objective, Phase, Steps
 from manyheads.errors import UserError, unknown
@@ -220,7 +220,7 @@ class Algorithm(ABC):
 
     def __post_init__(self) -> None:
         """Convert and check its options; an algorithm's own checks come after this, and may rely on the types."""
-        settle(self)
+        normalise_fields(self)
 
     @property
     def uses_sizes(self) -> bool:

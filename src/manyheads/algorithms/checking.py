@@ -14,7 +14,7 @@ from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
 from manyheads.checks import Kind, kind_of, shown
 from manyheads.errors import UserError, user_code
 from manyheads.models.split import Split
-from manyheads.randomness import standing
+from manyheads.randomness import generator_states
 
 
 def making(kind: type[Algorithm], options: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -185,12 +185,13 @@ def _repeatable(where: str, state: State | None = None, round: int = 0) -> Itera
     Draws in the first round alone: later ones may be those of another thread of the user's, whom nobody is to stop.
     """
     leaves = {} if state is None else {**state.params, **state.buffers}
-    before, stood = {name: leaf._version for name, leaf in leaves.items()}, standing() if round == 0 else None
+    before = {name: leaf._version for name, leaf in leaves.items()}
+    states = generator_states() if round == 0 else None
     yield
     for name, leaf in leaves.items():
         if leaf._version != before[name]:
             raise UserError(f"{where} changes {name} in place, but it is still in use: return a new tensor.")
-    if round == 0 and standing() != stood:
+    if round == 0 and generator_states() != states:
         raise UserError(
             f"{where} draws from torch's, numpy's or Python's own generator, so no run could be repeated: draw from"
             " manyheads.randomness.generator(ctx.seed, 'a name', worker=..., round=...)."

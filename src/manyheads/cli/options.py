@@ -16,7 +16,7 @@ from typing import Any
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.algorithms.base import twins
 from manyheads.algorithms.checking import making
-from manyheads.checks import wanted
+from manyheads.checks import field_kinds
 from manyheads.cli.parser import number, whole_number
 from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime, check_algorithm
@@ -78,7 +78,7 @@ class Option:
 @cache
 def options_of(owner: type) -> dict[str, Option]:
     """A dataclass's fields as options. A field that no word can stand for, such as a function, is left out."""
-    docs, takes = _field_docs(owner), wanted(owner)
+    docs, takes = _field_docs(owner), field_kinds(owner)
     found = {}
     # A class's own fields come before those it inherits.
     for spec in sorted(fields(owner), key=lambda spec: spec.name not in inspect.get_annotations(owner)):

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from manyheads.checks import shown, wanted
+from manyheads.checks import field_kinds, shown
 from manyheads.data.shards import Shards
 from manyheads.errors import UserError
 from manyheads.tree import Buffers, Params, select
@@ -90,7 +90,7 @@ class Phase:
             raise UserError(
                 "proximal of a phase must be an anchor and its strength: give both, as in (state.params, 0.1)."
             )
-        for name, kind in wanted(Phase).items():
+        for name, kind in field_kinds(Phase).items():
             kind.check(f"{name} of a phase", getattr(self, name))
 
     def check_rows(self, params: Params, num_workers: int) -> None:

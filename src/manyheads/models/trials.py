@@ -16,7 +16,7 @@ from manyheads.models.dropout import Dropout
 from manyheads.models.layers import put
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, statistics
-from manyheads.randomness import standing
+from manyheads.randomness import generator_states
 from manyheads.tree import as_bytes, clone
 
 _TORCHS_OWN = vars(nn.Module()).keys()
@@ -52,7 +52,7 @@ def watched(net: Split, example: Tensor) -> Split:
     trial = copy.deepcopy(net)
     kept, seen = statistics(trial), _Seen(trial)
     before = clone(kept)
-    stood = standing()
+    states = generator_states()
 
     def run(batch: Tensor) -> Tensor:
         # What is drawn is the same every time, so that only the samples make a difference.
@@ -76,7 +76,7 @@ def watched(net: Split, example: Tensor) -> Split:
     for name, buffer in kept.items():
         if trial.get_buffer(name) is not buffer:
             raise UserError(f"the model's forward assigns a new tensor to {name}: change it in place, as copy_ does.")
-    if standing() != stood:
+    if generator_states() != states:
         raise UserError(
             "the model's forward draws from Python's or numpy's random numbers: draw from torch's, which every run"
             " seeds."
