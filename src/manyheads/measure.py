@@ -1,4 +1,4 @@
-"""What is measured about a round: every field of its record, and losses that are no numbers."""
+"""What is measured about a round: every field of its record; a loss that is not finite ends the run."""
 
 import resource
 import sys
@@ -23,18 +23,18 @@ from manyheads.tree import flatten
 Values = dict[str, float | None]
 """Fields of a record by name."""
 PerWorker = dict[str, list[float | None]]
-"""The values of every worker by name; None of one that has no samples."""
+"""The values of every worker by name; None for a worker without samples."""
 
 _LARGE_INPUT = 1e6
-"""Above it inputs are to be suspected before rates are."""
+"""Inputs above this are a likelier cause of divergence than the rates."""
 
 
 def checked_loss(log: Log, entered: State, round: int, session: Session) -> float:
-    """The mean loss of the last phase; a worker whose loss is no number ends the run. ``entered``: before training."""
+    """The mean loss of the last phase; a loss that is not finite ends the run. ``entered``: what was trained from."""
     gather = session.ctx.network.gather
     together = gather(torch.stack([work.loss for work in log.values()], dim=1)) if log else torch.empty(0, 0)
     everywhere = dict(zip(log, together.T.contiguous(), strict=True))
-    # NaN: the worker saw no sample. Losses that are no number come as infinity.
+    # NaN means that the worker saw no sample. Losses that are not a number come as infinity.
     check_finite(
         {f"phase '{phase}'": loss.nan_to_num(nan=0.0, posinf=torch.inf).tolist() for phase, loss in everywhere.items()},
         log,
@@ -48,9 +48,9 @@ def checked_loss(log: Log, entered: State, round: int, session: Session) -> floa
 def check_finite(
     losses: Mapping[str, Sequence[float | None]], log: Log, round: int, session: Session, entered: State | None = None
 ) -> None:
-    """A worker whose loss is no number ends the run, before anything of the round is kept.
+    """End the run if a worker's loss is not finite, before anything of the round is kept.
 
-    ``losses``: of all workers, by where they were seen. ``entered``: what they trained from, where that is still there.
+    ``losses``: of all workers, by where they were measured. ``entered``: the state they trained from, if still at hand.
     """
     for where, values in losses.items():
         for worker, value in enumerate(values):
@@ -58,25 +58,25 @@ def check_finite(
                 what = f"the loss of worker {worker} is not a number in round {round + 1}, {where}"
                 advice = _advice(log, session)
                 if entered is not None and not _all_finite(entered, session)[worker]:
-                    # Rates may have spoilt them all the same: evaluation does not look at all that is trained.
+                    # Too high rates may still be the cause: evaluation does not see everything that is trained.
                     what += ", and its weights were not finite before it trained"
                     advice = f"look at what init and mix of {session.experiment.algorithm.name} give, or {advice}"
                 raise Diverged(f"{what}: {advice}.")
 
 
 def _all_finite(state: State, session: Session) -> list[bool]:
-    """Whether all weights of a worker are finite, of every worker."""
+    """For every worker, whether all its weights are finite."""
     rows = [flatten(leaf).isfinite().all(1) for leaf in state.params.values()]
     return session.ctx.network.gather(torch.stack(rows).all(0).double().cpu()).bool().tolist()
 
 
 def _advice(phases: Collection[str], session: Session) -> str:
-    """What to do about inputs or rates that are too large, and what there is to go on from."""
+    """What to do about inputs or rates that are too large, and which checkpoint is left."""
     rates, out = session.ctx.rates, session.runtime.out
     if rates.schedule == "corollary":
         advice = f"give more --rounds, which lower the corollary's rates (now {rates.lr:g} and {rates.head_lr:g})"
     else:
-        # Which one it was is not to be seen: a phase may meet what the one before it has spoilt.
+        # All phases are named, as a loss may diverge in one because the phase before it went wrong.
         heads = {phase == "head" for phase in phases} or {False}
         used = {"--head-lr" if head else "--lr": rates.sgd(0, head=head).lr for head in sorted(heads, reverse=True)}
         advice = f"train with a lower {' or '.join(used)} (now {' and '.join(f'{rate:g}' for rate in used.values())})"
@@ -102,13 +102,13 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
             values["consensus_error"], values["consensus_error_relative"] = consensus_errors(mixed.params, ctx.network)
             values["consensus_error_before_mixing"] = consensus_error(before.params, ctx.network)
         if session.processes.count == 1:
-            # Heads never go through the network: of several processes the end of the run tells, from the disk.
+            # Heads never go through the network. With several processes they are compared at the end, on disk.
             values |= mean_cosines(session.experiment.algorithm.models(end, ctx).params)
 
     def score(state: State, shards: Shards) -> tuple[Tensor, Tensor, Tensor]:
         models = session.experiment.algorithm.models(state, ctx)
         result = ctx.engine.evaluate(models.params, models.buffers, shards)
-        # Whether a worker has samples, not how many: that stays with it. All in one message.
+        # In one message; how many samples a worker has stays private, whether it has any does not.
         here = torch.stack([each.double().cpu() for each in (result.metric, result.loss, result.count > 0)], dim=1)
         metric, loss, tested = ctx.network.gather(here).unbind(1)
         return metric, loss, tested > 0
@@ -116,7 +116,7 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
     accuracy, _, tested = score(end, federation.test)
     values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, tested)
     values["workers_without_test"] = int((~tested).sum())
-    # Where nothing is exchanged both are one state.
+    # Where nothing is exchanged the two are the same state.
     accuracy_before = accuracy if before is end else score(before, federation.test)[0]
     values["accuracy_before_mixing"] = summarise(accuracy_before, tested)[0]
     _, train_loss, trains = score(trained, federation.train)
@@ -134,7 +134,7 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
 
 
 def make_record(session: Session, round: int, values: Values, per_worker: PerWorker) -> Record:
-    """The record of a round (from 1): what was measured of it, and what the run has sent and held so far."""
+    """The record of a round (counted from 1): what was measured, and what the run has sent and held so far."""
     network = session.ctx.network
     # A site that is away counts as NaN, not as 0: nobody here knows what it has sent.
     sent, received = network.gather(network.traffic.table().double()).nanmean(0).tolist()
@@ -153,12 +153,12 @@ def make_record(session: Session, round: int, values: Values, per_worker: PerWor
 
 
 def _listed(values: Tensor, there: Tensor) -> list[float | None]:
-    """Values [N] of the workers that have samples, ``there`` [N]; None of the others."""
+    """Values [N], with None for the workers without samples, where ``there`` [N] is False."""
     return [float(value) if has else None for value, has in zip(values, there, strict=True)]
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory this process has held: on the GPU where it trains there, else resident."""
+    """The most memory this process has held, in bytes: on the GPU if it trains there, else resident."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     unit = 1 if sys.platform == "darwin" else 1024

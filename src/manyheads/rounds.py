@@ -54,10 +54,10 @@ def records(session: Session) -> Generator[Record, None, None]:
 
 
 def run(session: Session, ended: Callable[[State], None] = lambda state: None) -> Iterator[Step]:
-    """Run a session's rounds; with a run directory, from where it stops, keeping everything in it.
+    """Run a session's rounds. With a run directory, continue where that stops and keep everything in it.
 
-    The directory is taken up at once, before the first round is asked for: a mistake about it shows here. After the
-    last round, ``ended`` is given the state in which it leaves the workers.
+    The directory is opened at once, not when the first round is asked for, so that mistakes about it show here. After
+    the last round, ``ended`` is given the state in which it leaves the workers.
     """
     experiment, sites, out = session.experiment, session.sites, session.runtime.out
     if out is None:
@@ -82,7 +82,7 @@ def _holding(held: ExitStack, steps: Iterator[Step]) -> Iterator[Step]:
 
 
 def _guarded(steps: Iterator[Step], done: int, algorithm: str) -> Iterator[Step]:
-    """The steps after round ``done``; one in which code of the user's fails, as a net on an odd sample, says so."""
+    """The steps after round ``done``. If the user's own code fails in one, such as a net on an odd sample, say so."""
     while True:
         with user_code(f"in round {done + 1} of {algorithm} your code", surely=False):
             step = next(steps, None)
@@ -99,7 +99,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable
     first, state = start.round, start.state
     check_first(algorithm, state, ctx)
     check_theory_state(runtime, ctx, state)
-    # It would hold the rows that the run goes on from as long as that lasts.
+    # Otherwise it would keep the first rows in memory for the whole run.
     del start
     for round in range(first, ctx.rounds):
         last = round + 1 == ctx.rounds
@@ -109,7 +109,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable
             state, log = trained_state(algorithm, state, round, ctx)
             loss = checked_loss(log, entered, round, session)
             if not theory:
-                # Kept only where it is looked at: it is a second copy of all that moves.
+                # Kept only where M(k) is measured: it is a second copy of everything that moves.
                 entered = None
             before = trained = state
             state = mixed = mixed_state(algorithm, state, round, ctx)
@@ -135,7 +135,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable
             saver.keep(round + 1, state, time.perf_counter() - began, clock.seconds, record)
         paused = time.perf_counter()
         yield Step(round + 1, loss, record)
-        # What the caller does with a round is no time of the run's.
+        # The time that the caller takes does not count.
         began += time.perf_counter() - paused
     ended(state)
 

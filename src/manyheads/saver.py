@@ -22,12 +22,13 @@ from manyheads.topology import is_graph
 from manyheads.tree import Params
 
 _CHECKPOINT_SHARE = 0.05
+"""Part of a run's time that its checkpoints may take."""
 _DISK_BYTES_PER_SECOND = 200e6
-"""A careful guess of how long the first checkpoint takes; later ones are measured."""
+"""A cautious guess, for the first checkpoint; after that the time is measured."""
 _MOST_MIXED = 500
-"""Workers up to whom the spectrum of their graph takes no time to speak of."""
+"""Up to so many workers the spectrum of the graph takes no time to speak of."""
 _MOST_MAPPED = 1000
-"""Workers up to whom the cosines between every two of them are kept: three maps take 12 MB."""
+"""Up to so many workers the cosines between every two of them are kept: three maps then take 12 MB."""
 
 
 class Saver:
@@ -46,14 +47,18 @@ class Saver:
             generation=sharers.generation,
             patience=sharers.patience,
         )
-        self.before = self.spent = 0.0
+        self.earlier_seconds = 0.0
+        """What earlier starts took. It allows for no checkpoints now: how much of it went into theirs is not known."""
+        self.spent = 0.0
+        """Seconds that this start has spent on checkpoints."""
         self.next_cost: float | None = None
+        """What the next checkpoint is expected to take; None: not estimated yet."""
 
     def load(self) -> tuple[Snapshot | None, list[str]]:
-        """The checkpoint to go on from, and what the user should be told.
+        """The checkpoint to continue from, and what the user should be told.
 
-        Those who share one agree on the newest in which nobody finds its own part damaged; sites, which have one each,
-        on a round.
+        Processes that share a directory agree on the newest checkpoint in which none of them finds its own part
+        damaged; sites, which have a directory each, agree on a round.
         """
         processes, sharers = self.session.processes, self.session.sharers
         at_most, notes = None, []
@@ -68,8 +73,7 @@ class Saver:
             notes += dict.fromkeys(chain.from_iterable(findings))
             at_most = min(rounds)
             if at_most == max(rounds):
-                # An earlier start's time pays for no checkpoints of this one: what it spent on its own is not known.
-                self.before = snapshot.seconds if snapshot else 0.0
+                self.earlier_seconds = snapshot.seconds if snapshot else 0.0
                 return snapshot, notes
 
     def keep(self, round: int, state: State, seconds: float, simulated: float, record: Record | None) -> None:
@@ -84,7 +88,7 @@ class Saver:
             self.checkpoints.write_rows(Snapshot(round, state.params, state.buffers, *totals))
             sharers.wait_long()
             if sharers.rank == 0:
-                # Who goes on from a checkpoint never makes the records before it again.
+                # A run that continues from this checkpoint never makes the records before it again.
                 self.directory.sync()
                 self.checkpoints.complete(round, seconds)
             self.next_cost = time.perf_counter() - began
@@ -104,7 +108,7 @@ class Saver:
         if sharers.count == 1:
             self.directory.save_models(leaves, session.describe_model())
         else:
-            # Over the disk and not the network: heads stay where they are.
+            # Over the disk and not the network, which never carries heads.
             self.directory.save_some_models(leaves, session.ctx.network.workers)
             sharers.wait_long()
             if sharers.rank == 0:
@@ -113,11 +117,11 @@ class Saver:
         if sharers.rank == 0:
             alike = self._compare_workers(models.params, record)
             self.directory.finish(record, {**alike, **about(session)})
-        # Nobody goes on to read a summary that is not there yet.
+        # The others may read the summary next, so it must be there.
         sharers.wait_long()
 
     def _compare_workers(self, own: Params, record: Record) -> dict[str, float]:
-        """Keep how alike every two workers' data and models are; the models' means, if the last record has none."""
+        """Keep how alike every two workers' data and models are; gives the models' means if the record lacks them."""
         session = self.session
         if not session.ctx.network.may_gather_private:
             session.notes.append("It is not known how alike the workers are: heads stay at their sites.")
@@ -130,7 +134,7 @@ class Saver:
         return {}
 
     def _everyones(self, own: Params) -> Iterable[tuple[str, Tensor]]:
-        """The leaves of all workers' models, one after another: from the disk only where others have rows of them."""
+        """The leaves of all workers' models, one after another; read from disk if other processes hold some rows."""
         return own.items() if self.session.sharers.count == 1 else self.directory.models(own)
 
     def _due(self, round: int, state: State, seconds: float) -> bool:
@@ -138,9 +142,9 @@ class Saver:
         if every is not None:
             return round % every == 0
         if self.next_cost is None:
-            size = sum(leaf.numel() * leaf.element_size() for leaf in (state.params | state.buffers).values())
+            size = sum(leaf.nbytes for leaf in (state.params | state.buffers).values())
             self.next_cost = size / _DISK_BYTES_PER_SECOND
-        return self.spent + self.next_cost <= _CHECKPOINT_SHARE * (seconds - self.before)
+        return self.spent + self.next_cost <= _CHECKPOINT_SHARE * (seconds - self.earlier_seconds)
 
 
 def about(session: Session) -> dict[str, Any]:
