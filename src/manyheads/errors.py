@@ -19,14 +19,15 @@ class Diverged(UserError):
 
 
 class Passing(UserError):
-    """One that may be gone when the same command is started again: somebody or something is missing just now."""
+    """An error that may be gone when the same command is started again: something is missing just now."""
 
 
 @contextmanager
 def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
-    """Say in one line what goes wrong in the user's own code, and where; the cause stays behind it.
+    """Turn what goes wrong in the user's own code into one line that says what and where; the cause stays attached.
 
-    Not ``surely``: only where the code that fails was called by the user's, or is a layer of torch's.
+    With ``surely=False`` the code may also be ours: an error is then turned only if it came through a file of the
+    user's, or out of one of torch's layers.
     """
     try:
         yield
@@ -43,7 +44,7 @@ def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
 
 
 def _places(error: Exception) -> tuple[str, str]:
-    """The last line of the user's that an error came through, and the layer of torch's that it came out of; or ""."""
+    """Where an error came from: the last line in the user's files, and the layer of torch's; each may be empty."""
     line, layer, at = "", "", error.__traceback__
     while at is not None:
         frame, module = at.tb_frame, str(at.tb_frame.f_globals.get("__name__"))
@@ -60,7 +61,7 @@ def _places(error: Exception) -> tuple[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """What kind of error it is and, where it says anything, the first line of that."""
+    """The type of an error and, if it has a message, the first line of that."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
@@ -72,7 +73,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def one_line(message: str) -> str:
-    """A message as it is shown: on one line of bearable length, with nothing in it that a terminal would obey."""
+    """A message as it is shown: one line of bearable length, without control characters for a terminal."""
     line = " ".join(message.split())[:_LONGEST_LINE]
     return "".join(character if character.isprintable() else "?" for character in line)
 
@@ -83,7 +84,7 @@ def flag(name: str) -> str:
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
-    """An unknown name, with the nearest allowed one, in whatever case: ``unknown("graph", "Rong", ["ring"])``."""
+    """The error for an unknown name, with the nearest allowed one: ``unknown("graph", "Rong", ["ring"])``."""
     names = sorted(allowed)
     by_lower = {name.lower(): name for name in names}
     close = get_close_matches(given.lower(), by_lower, n=1)

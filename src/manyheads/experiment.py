@@ -121,7 +121,7 @@ class Experiment:
                 raise UserError(f"{flag(name)} {value} is outside [0, 1): give 0, or a fraction below 1.")
 
     def complete(self, recipe: Recipe) -> "Experiment":
-        """The experiment with every value filled in from a recipe, and the split, in its one way to be written."""
+        """The experiment with every open value filled in from a recipe, and the split in its canonical form."""
         missing = {name: value for name, value in asdict(recipe).items() if getattr(self, name) is None}
         split = self.split or ("natural" if is_by_worker(self.data) else "dirichlet:0.3")
         full = replace(self, split=str(parse_split(split)), **missing)
@@ -131,19 +131,19 @@ class Experiment:
 
     @property
     def recipe(self) -> Recipe:
-        """What a complete experiment is trained with: the values that may be left open until it is complete."""
+        """What a complete experiment is trained with: the values that may be None before it is complete."""
         values = {spec.name: getattr(self, spec.name) for spec in fields(Recipe)}
         assert None not in values.values(), "an experiment is completed before it is used"
         return Recipe(**values)
 
     @property
     def root(self) -> int:
-        """What everything random is drawn from: the seed, or a number that follows from it and the algorithm."""
+        """The number that everything random is drawn from: the seed, or one made from it for this algorithm."""
         stream = self.algorithm.stream
         return key(self.seed, stream) % 2**31 if stream else self.seed
 
     def describe(self) -> dict[str, Any]:
-        """Every field as JSON; functions by their names, other objects by what they are and a hash of their content."""
+        """Every field as JSON can hold it: functions by name, other objects by kind and a hash of their content."""
         own = {"name": self.algorithm.name, **_described_options(self.algorithm)}
         others = {spec.name: getattr(self, spec.name) for spec in fields(self) if spec.name != "algorithm"}
         return {"algorithm": own, **described_options(others)}
@@ -156,15 +156,15 @@ class Experiment:
     def from_json(text: str, **objects: Any) -> "Experiment":
         """An experiment from its text.
 
-        What the text can only describe (a module, arrays, a loss, an unregistered algorithm) is given by name. Of an
-        algorithm the options are the text's.
+        What the text can only describe (a module, arrays, a loss, an unregistered algorithm) is given by name. The
+        options of a given algorithm are replaced by those of the text.
         """
         try:
             values = json.loads(text)
             algorithm = _read_algorithm(dict(values.pop("algorithm")), objects.pop("algorithm", None))
+        except UserError:
+            raise
         except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            if isinstance(error, UserError):
-                raise
             raise UserError(f"not an experiment: {error}. Give an experiment.json that manyheads wrote.") from None
         allowed = {spec.name for spec in fields(Experiment)} - {"algorithm"}
         for name in (*values, *objects):
@@ -204,7 +204,7 @@ class Experiment:
         """
         with every_seed(seed):
             net = build(self.recipe.model, input_shape, num_outputs, head=self.head, norm=self.norm, example=example)
-        # Not by net.to(), which would leave complex numbers nothing but their real part.
+        # Not by net.to(dtype), which would reduce complex weights to their real part.
         return prepared_net(self.algorithm, net.double() if self.dtype == torch.float64 else net.float())
 
 
@@ -265,9 +265,9 @@ def check_algorithm(algorithm: Algorithm) -> None:
     check_class(algorithm, taken={spec.name for owner in (Experiment, Runtime) for spec in fields(owner)})
     kind = type(algorithm)
     if REGISTRY.get(algorithm.name, kind) is not kind:
-        # Or its runs would pass for those of the other.
+        # Otherwise its runs could be taken for the other's.
         raise UserError(f"{kind.__name__} has the name of another algorithm, '{algorithm.name}': give it its own.")
-    # Once more for one of the user's whose __post_init__ leaves that out.
+    # Again, as a user's own algorithm may have a __post_init__ that does not call the base's.
     normalise_fields(algorithm)
     values, defaults = {name: getattr(algorithm, name) for name in field_kinds(kind)}, option_defaults(kind)
     for name, value in values.items():
@@ -283,7 +283,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
 
 
 def _described_options(algorithm: Algorithm) -> dict[str, Any]:
-    """An algorithm's options as JSON; dataclasses among them by their fields."""
+    """An algorithm's options as JSON can hold them; those that are dataclasses by their fields."""
     with user_code(f"to describe the options of {algorithm.name}"):
         return described_options(asdict(algorithm))
 
@@ -296,7 +296,7 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
         if given.name != name:
             raise UserError(f"this is an experiment with '{name}', not with '{given.name}': give that algorithm.")
         kind, as_text = type(given), json.loads(json.dumps(_described_options(given)))
-        # What a text does not tell apart, such as a tuple and a list, stays as it is given.
+        # An option that is the same as text keeps the given value: JSON cannot tell a tuple from a list.
         options |= {same: getattr(given, same) for same in as_text.keys() & options if as_text[same] == options[same]}
         for option, value in options.items():
             if isinstance(value, dict) and "kind" in value and value != getattr(given, option, None):

@@ -1,8 +1,8 @@
 """Host memory that a GPU reads and writes by itself: pinned once, in blocks of the exact size, and used again.
 
-torch's own pinned memory comes in powers of two, which would cost tens of gigabytes for the rows of a thousand workers.
-A block is lent as a tensor and comes back when the last view of it is gone: whoever lets go of rows that the GPU may
-still be copying waits for it first. On a machine without a GPU the blocks are plain memory.
+torch's own pinned memory comes in powers of two, which would waste tens of gigabytes on the rows of a thousand workers.
+A block is lent as a tensor and comes back when the last view of it is gone: code that drops rows which the GPU may
+still be copying must wait for the GPU first. On a machine without a GPU the blocks are plain memory.
 """
 
 import mmap
@@ -24,7 +24,7 @@ _PORTABLE = 1
 _blocks: set[int] = set()
 """Addresses of all blocks."""
 _free: dict[int, list[np.ndarray]] = {}
-"""Blocks that nobody has, by size."""
+"""Blocks that are not lent, by size."""
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
@@ -40,7 +40,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def empty_like(leaf: Tensor) -> Tensor:
-    """Room for a leaf where it lies: in pinned memory if that is where it is."""
+    """Room like a leaf's: in pinned memory if the leaf is there."""
     if leaf.device.type == "cpu" and leaf.untyped_storage().data_ptr() in _blocks:
         return empty(leaf.shape, leaf.dtype)
     return torch.empty_like(leaf)
@@ -52,7 +52,7 @@ def pinned(leaves: Params) -> Params:
 
 
 def release() -> None:
-    """Give the blocks that nobody has back to the system."""
+    """Give the blocks that are not lent back to the system."""
     for waiting in _free.values():
         while waiting:
             block = waiting.pop()
@@ -62,7 +62,7 @@ def release() -> None:
 
 
 def _pinned(size: int) -> np.ndarray:
-    # A mapping of its own: no page is shared with memory that others pin.
+    # A mapping of its own, so that no page is shared with memory that others pin.
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if sys.platform == "linux":
         memory.madvise(mmap.MADV_HUGEPAGE)

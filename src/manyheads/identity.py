@@ -1,4 +1,4 @@
-"""What an object of the user's is known by: a description for JSON that is the same in every process."""
+"""What a user's object is known by: a description for JSON that is the same in every process."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ _SCALARS = (np.bool_, np.integer, np.floating, np.str_)
 
 
 def described_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of options, as JSON can hold them; which option's value is refused is said."""
+    """The values of options as JSON can hold them; a value that is refused is named by its option."""
     found = {}
     for name, value in options.items():
         try:
@@ -32,9 +32,9 @@ def described_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(value: Any) -> Any:
-    """A value as JSON can hold it; objects by what they are and a hash of their content.
+    """A value as JSON can hold it; objects by their kind and a hash of their content.
 
-    Refuses what neither shows its content nor is a function: another of its kind would pass for it.
+    Refuses an object that neither shows its content nor is a function: it could not be told from others of its kind.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -47,7 +47,7 @@ def described(value: Any) -> Any:
     if isinstance(value, nn.Module):
         refuse_lazy(value)
         held = [name for name, parameter in value.named_parameters() if not parameter.requires_grad]
-        # Of its settings a module shows some at most: no loss tells its label_smoothing, delta or beta.
+        # repr() leaves settings out: no loss of torch's shows its label_smoothing, delta or beta.
         settings = [_words((), _settings(layer)) for layer in value.modules()]
         sha256 = _hash(f"{value!r}{held or ''}{settings}", [*value.parameters(), *value.buffers()])
         return {"kind": f"module {type(value).__qualname__}", "sha256": sha256}
@@ -79,7 +79,7 @@ def described(value: Any) -> Any:
 
 
 def _own_words(value: object) -> str | None:
-    """What a value says of itself; None: nothing but its place in memory."""
+    """A value's repr; None: it only shows a place in memory, which is another in every process."""
     words = repr(value)
     return None if " at 0x" in words else words
 
@@ -100,13 +100,13 @@ _SETTINGS = (
     NoneType, bool, int, float, str, *_SCALARS, type, FunctionType, BuiltinFunctionType, partial,
     np.ndarray, torch.Tensor, nn.Module,
 )  # fmt: skip
-"""Kinds of attributes that are settings, and so are tuples and lists of these; what else there is may be anything."""
+"""Attributes of these types, and tuples and lists of them, count as settings; others may be anything and do not."""
 
 
 def _settings(owner: object) -> dict[str, Any]:
     """What an object is set to: its attributes of plain kinds, without those whose names begin with _."""
     found = sorted(getattr(owner, "__dict__", {}).items())
-    # A run sets `training` as it needs it.
+    # `training` is left out: a run sets it as it needs it.
     public = ((name, value) for name, value in found if not name.startswith("_") and name != "training")
     return {name: value for name, value in public if _is_setting(value)}
 
@@ -116,9 +116,9 @@ def _is_setting(value: object) -> bool:
 
 
 def _function_name(function: Any) -> str:
-    """What a function of the user's is known by, in every process: its name, or that of its class with its settings.
+    """What a user's function is known by: its name, or that of its class with its settings.
 
-    What is inside a function is not looked at: lambdas and closures of one place in the code are all the same.
+    What is inside a function is not looked at: all lambdas and closures from one place in the code count as the same.
     """
     if isinstance(function, MethodType):
         function = partial(function.__func__, function.__self__)
@@ -131,5 +131,5 @@ def _function_name(function: Any) -> str:
 
 
 def _words(arguments: Iterable[Any], settings: Mapping[str, Any]) -> str:
-    """What a function is called with or an object is set to, as Python would have it."""
+    """Arguments and settings as Python would write them in a call."""
     return ", ".join([*map(_text, arguments), *(f"{name}={_text(value)}" for name, value in settings.items())])

@@ -14,17 +14,17 @@ from manyheads.identity import described
 from manyheads.models.registry import find_factory
 
 _NOT_OWN = {"manyheads", "torch", "numpy", "builtins"}
-"""Packages whose code a run need not keep an eye on: their versions are in its summary."""
+"""Packages whose code is not hashed: a run's summary has their versions."""
 
 _PYTHON = "python"
-"""Beside the hashes: two versions compile the same lines into different code."""
+"""Python's version, kept beside the hashes: two versions compile the same lines into different code."""
 
 _PLAIN = (bool, int, float, str, tuple, frozenset)
-"""Attributes of a class that count as they are."""
+"""Attributes of a class whose values are hashed."""
 
 
 def hashes(experiment: Experiment) -> dict[str, str]:
-    """By the field of the experiment that holds the code, and which Python has compiled it; empty: there is none."""
+    """A hash for each field of the experiment that holds code of the user's, and Python's version; empty: none does."""
     held = {name: getattr(experiment, name) for name in ("algorithm", "loss", "metric", "transform")}
     held["model"] = find_factory(experiment.model) if isinstance(experiment.model, str) else experiment.model
     found = {name: _hash(value) for name, value in held.items() if value is not None}
@@ -33,17 +33,17 @@ def hashes(experiment: Experiment) -> dict[str, str]:
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
-    """The first field whose code is another; None: none is, or nobody can tell."""
+    """The first field whose code has changed; None: none has, or the Pythons differ and nobody can tell."""
     if before.get(_PYTHON) != after.get(_PYTHON):
         return None
     return next((name for name in before if name in after and before[name] != after[name]), None)
 
 
 def _hash(value: Any) -> str | None:
-    """Of a function, a class or an object's; None: it is not the user's.
+    """The hash of a function, a class or an object's class; None: it is not the user's.
 
-    Of a class its own functions and plain attributes count, not what they call or inherit. Nor do docstrings, comments
-    and the place in the file.
+    For a class its own functions and plain attributes count, not what these call or what it inherits. Docstrings,
+    comments and the place in the file do not count.
     """
     while isinstance(value, (partial, MethodType)):
         value = value.func if isinstance(value, partial) else value.__func__
@@ -80,7 +80,7 @@ def _default(value: Any) -> Any:
     try:
         return described(value)
     except UserError:
-        # It only marks what is not given, as object() does.
+        # A mere marker for an argument that was not given, such as object().
         return type(value).__name__
 
 
@@ -90,7 +90,7 @@ def _of_code(code: CodeType, docstring: str | None = None) -> list[Any]:
 
 
 def _constant(value: Any) -> Any:
-    """A constant as the same text in every process: sets come in any order, code with its place in memory."""
+    """A constant in a form that is the same in every process, unlike the order of sets and the repr of code."""
     if isinstance(value, CodeType):
         return _of_code(value)
     if isinstance(value, tuple):
