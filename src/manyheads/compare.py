@@ -21,13 +21,13 @@ from manyheads.store.layout import EXPERIMENT
 from manyheads.topology import brief
 
 SEEDS = (1, 12, 123, 1234)
-"""Those that results are averaged over unless others are given: the DePRL paper's."""
+"""The seeds that results are averaged over by default: the DePRL paper's."""
 
 
 def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool = False) -> list[Experiment]:
-    """Experiments made complete, each once: values that an algorithm does not look at make no difference.
+    """Complete experiments, each once: those that differ only in options their algorithm ignores are one.
 
-    Mistakes in them show here, before anything is run. ``tuned``: their rates are to be chosen.
+    Mistakes in them show here, before anything is run. ``tuned``: their rates are yet to be chosen.
     """
     device, load_once = pick_device(runtime.device), cache(lambda name: load(name, runtime.data_dir))
     found: dict[str, Experiment] = {}
@@ -40,7 +40,7 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
         if before.rounds != complete.rounds:
             given = f"--rounds {before.rounds} and {complete.rounds}"
             raise UserError(f"{given}: give one number, as a run's records hold all rounds up to its last.")
-        # What does for one seed does for the others.
+        # What one seed passes, the others pass as well.
         if (setting := replace(complete, seed=0)) not in checked:
             checked.add(setting)
             connect(complete)
@@ -73,7 +73,7 @@ def directory_name(experiment: Experiment) -> str:
 
 
 def labels(experiments: Sequence[Experiment]) -> list[str]:
-    """Each experiment's algorithm, and the values of those options in which experiments of that algorithm differ."""
+    """For each experiment its algorithm, and its values of the options in which that algorithm's experiments differ."""
     tables = [flat(experiment.describe()) for experiment in experiments]
     implied = follow_from_others(tables)
     found = []

@@ -1,4 +1,4 @@
-"""Whether net, data, what is to be measured and the user's own functions go together, before anything is trained."""
+"""Whether net, data, measurements and the user's own functions fit together, checked before anything is trained."""
 
 import copy
 
@@ -19,11 +19,11 @@ from manyheads.tree import group
 from manyheads.units import counted
 
 _DRAWS = 8
-"""How often a transform is tried: one that flips a coin, and not by its generator, is all but surely found out."""
+"""How often a transform is tried: enough to catch one that flips a coin without its generator."""
 
 
 def check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
-    """Refuse a net, data and functions that do not go together."""
+    """Refuse a net, data and functions that do not fit together."""
     _check_head(experiment, model)
     check_batch_size(experiment, model)
     if federation.num_classes is None and experiment.loss is None:
@@ -59,7 +59,7 @@ def check_batch_size(experiment: Experiment, model: Split) -> None:
 
 
 def shares_nothing(algorithm: Algorithm, model: Split) -> bool:
-    """Whether an algorithm that is there to share finds all that a net trains to be private."""
+    """Whether the algorithm exchanges something, but all that this net trains is private to it."""
     return algorithm.exchange != "none" and algorithm.private.issuperset(model.groups)
 
 
@@ -72,7 +72,7 @@ def check_theory(runtime: Runtime, ctx: Context) -> None:
 
 
 def check_theory_state(runtime: Runtime, ctx: Context, state: State) -> None:
-    """Refuse to measure M(k) of a state that does not hold what it is a measure of: it would be 0."""
+    """Refuse to measure M(k) of a state without the net that it is a measure of: it would be 0."""
     if runtime.theory_every and ctx.missing(state):
         lacks = " and ".join(sorted(ctx.missing(state)))
         raise UserError(
@@ -95,7 +95,7 @@ def _check_head(experiment: Experiment, model: Split) -> None:
 
 
 def _lookups(net: Split) -> dict[str, int]:
-    """The largest number that each table of a net is asked for, by its layer, as the net runs."""
+    """The largest number that each embedding of a net is asked for, by layer; filled while the net runs."""
     largest: dict[str, int] = {}
 
     def watch(name: str, layer: nn.Embedding) -> None:
@@ -112,7 +112,7 @@ def _lookups(net: Split) -> dict[str, int]:
 
 
 def _check_lookups(looked_up: dict[str, int]) -> None:
-    """Refuse bytes that are meant as numbers of words: they have become fractions, all of them word 0."""
+    """Refuse bytes that are meant as indices of words: scaled like pixels, they have all become word 0."""
     for name, largest in looked_up.items():
         if largest <= 1:
             raise UserError(
@@ -122,7 +122,7 @@ def _check_lookups(looked_up: dict[str, int]) -> None:
 
 
 def _check_scores(output: Tensor, federation: Federation) -> None:
-    """Refuse a net that does not give a sample one score for each class, which the loss for classes takes."""
+    """Refuse a net that does not give every sample a score for each class, as the loss for classes needs."""
     shape, classes = list(output.shape[1:]), federation.num_classes or 0
     if len(shape) == 1 and shape[0] >= classes:
         return
@@ -135,7 +135,7 @@ def _check_scores(output: Tensor, federation: Federation) -> None:
 
 
 def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> None:
-    """Try the user's own loss or metric on a few samples: it must give every one a number that is its own."""
+    """Try the user's own loss or metric on a few samples: each must get a number that depends on it alone."""
     with torch.no_grad(), user_code(f"the {name}"):
         together, alone = (function(output[:count], y[:count]) for count in (len(y), 1))
     for found, count in ((together, len(y)), (alone, 1)):
@@ -145,7 +145,7 @@ def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> N
                 f" [{count}], not their mean or sum."
             )
     if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):
-        # Numbers of shape [n, 1] and [n] are compared each with each.
+        # The usual cause: shapes [n, 1] and [n] broadcast, so that every sample is compared with every other.
         raise UserError(
             f"the {name} of a sample depends on the other samples: compute each by itself, and check that the shapes"
             f" of output {_form(output)} and target {_form(y)} match."
@@ -153,11 +153,11 @@ def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> N
 
 
 def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
-    """Refuse a net or a loss that lets no gradient come to a group: engines would fail there, or learn nothing.
+    """Refuse a net or a loss through which no gradient reaches a group: engines would fail there, or learn nothing.
 
-    Single parameters may do without, as those of branches that are not used.
+    Single parameters may have no gradient, such as those of unused branches.
     """
-    # In train mode: some nets compute no gradients in the other.
+    # In train mode: some nets compute no gradients in eval mode.
     with torch_seed(0), user_code("the model"):
         output = net.train()(x)
     if not output.requires_grad:
@@ -179,9 +179,9 @@ def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
 
 
 def _check_transform(transform: Transform, experiment: Experiment, federation: Federation) -> None:
-    """Try the user's own transform on a few samples: another shape would be stretched over them all.
+    """Try the user's own transform on a few samples: a wrong shape would go unnoticed, by broadcasting.
 
-    Twice with every generator: what it draws elsewhere, nobody could repeat.
+    It is tried twice with every generator: what it draws from elsewhere could not be repeated.
     """
     x = few_of(federation.train.x, 3).to(experiment.dtype)
     draws = [*range(_DRAWS), *range(_DRAWS)]

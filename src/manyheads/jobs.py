@@ -1,4 +1,4 @@
-"""Many runs side by side: over the cores, each in a directory of its own, taken up where they stopped."""
+"""Many runs side by side over the cores, each in its own directory and continued where it stopped."""
 
 import multiprocessing
 import os
@@ -39,7 +39,7 @@ class Job:
     """Complete."""
     path: Path
     label: str
-    """What tells it from the others, for people."""
+    """What people know it by among the others."""
 
     @property
     def rounds(self) -> int:
@@ -64,19 +64,19 @@ class News:
     error: str = ""
     """Why it failed, in one line."""
     diverged: bool = False
-    """Whether it failed by its rates: it would do so again."""
+    """Whether it failed because of its rates, so that it would fail again."""
 
 
 def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
-    """Run what is not finished yet. A run that fails does not keep the others from going on.
+    """Run what is not finished yet. A run that fails does not stop the others.
 
-    On the CPU each core takes a run at a time in a process of its own; a GPU takes one after the other, as does a
-    single core (``threads=1``). Closing the generator stops the processes; nothing of theirs is lost.
+    On the CPU every core has a process of its own that makes one run after another; on a GPU, and on a single core
+    (``threads=1``), this process makes them. Closing the generator stops the processes; what they have kept stays.
     """
     waiting, digest = [], cache(lambda data: load(data, runtime.data_dir).digest())
     for number, job in enumerate(jobs):
         known = saved_content(job.path / PARTITION)
-        # A finished run whose data or code have changed since is opened all the same, to be refused.
+        # A finished run whose data or code have changed since is not skipped: opening it refuses it with the reason.
         same = known is None or known == digest(job.experiment.data)
         if job.finished and same and not RunDirectory(job.path).changed_code(job.experiment):
             yield News(number, "finished", job.rounds)
@@ -92,9 +92,9 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
 
 
 def to_the_end(number: int, news: Generator[News]) -> Generator[News]:
-    """The news of one run; what keeps it from its end is said in the last of them.
+    """The news of one run; if it fails, the last of them says why.
 
-    Whatever is wrong with one run, the hours of the others must not be lost to it.
+    Whatever is wrong with one run must not cost the hours of the others.
     """
     try:
         yield from news
@@ -114,14 +114,14 @@ def _run(number: int, job: Job, runtime: Runtime) -> Generator[News]:
 
 
 def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime, count: int) -> Iterator[News]:
-    """Hand the jobs out to processes that live as long as there are any."""
+    """Hand the jobs out to processes that live for as long as there are jobs."""
     queue = deque(waiting)
     processes: dict[Connection, SpawnProcess] = {}
     busy: dict[Connection, int] = {}
 
     def hand_out(pipe: Connection) -> None:
         busy[pipe] = queue.popleft()
-        # That its process has died meanwhile shows when it is heard next.
+        # If its process has died meanwhile, the next recv() says so.
         with suppress(ConnectionError):
             pipe.send((busy[pipe], jobs[busy[pipe]]))
 
@@ -165,11 +165,11 @@ def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime,
 
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
-    """Processes started here never see Ctrl-C, which reaches all of a terminal: the first decides about the others.
+    """Processes started in the block never see Ctrl-C, which a terminal sends to all: the first one stops the others.
 
-    From its first moment on a process has the mask of the one that starts it.
+    A new process inherits the signal mask of the one that starts it.
     """
-    # Started together with the first process, Python's own helper would lift the mask.
+    # Python's resource tracker, which starts with the first process, would unblock the signal again.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -101,7 +101,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if not isinstance(run, Run):
         raise UserError(f"{type(run).__name__} is not a Run: give manyheads.Run.open(path).")
     if new.data is not None:
-        # Who brings data need not have the run's, which may be arrays that only Python can give.
+        # New data make the run's unnecessary, which may be arrays that only Python can give.
         run = run.given(data=new.data)
     if not run.finished:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
@@ -124,7 +124,7 @@ def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
     source, name = learned.experiment, learned.name
     if not select({**learned.representations, **learned.constants}, REPRESENTATION):
         raise UserError(f"{name} has learned no representation, since its head is the whole net: give another run.")
-    # Of files for a worker each there may be others, and more, than the run has had.
+    # With one file for each worker the new workers may have other files than the run's, and more.
     same = new.data is None and may_change(source.data) and not is_per_worker(source.data)
     if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
         raise UserError(f"{name} was trained on {source.data}, which cannot be found from here: give --data.")
@@ -136,7 +136,7 @@ def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
         )
     taken, given = learned.input_shape, session.everyone.input_shape
     if given != taken:
-        # A net that flattens its input would take others as well, and make nonsense of them.
+        # A net that flattens its input would accept other shapes too, and give nonsense.
         raise UserError(
             f"samples are {list(given)}, but the nets of {name} take {list(taken)}: give --data of that shape."
         )
@@ -149,7 +149,7 @@ def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
 
 
 def _whose(held: range, which: Literal["own", "mean"]) -> str:
-    """Whose representation new workers take, in words; a site holds those of its own workers alone."""
+    """Whose representation new workers take, in words; a site has only those of its own workers."""
     if len(held) == 1:
         return f"of worker {held.start}"
     if which == "mean":
@@ -159,7 +159,7 @@ def _whose(held: range, which: Literal["own", "mean"]) -> str:
 
 
 def _check_split(source: Experiment, new: NewWorkers, runtime: Runtime) -> None:
-    """Refuse to deal data as in the run where that is by users and they name none: nobody here has asked for it."""
+    """Refuse new data without users if the run's split, which the new workers inherit, is by users."""
     dealt_so = source.split == "natural" and new.split is None and new.workers > 1
     if not dealt_so or new.data is None or is_by_worker(new.data):
         return
@@ -186,9 +186,9 @@ def _experiment(learned: Learned, new: NewWorkers) -> Experiment:
         split=new.split or (None if new.data is not None and is_by_worker(new.data) else source.split),
         seed=source.seed if new.seed is None else new.seed,
         rounds=new.head_epochs,
-        # Weights in double precision stay so; what else there is depends on the device.
+        # Double precision is kept; the other formats are left to the device.
         precision="float64" if source.precision == "float64" else None,
-        # Ten passes are no time for rates to fall, nor for workers to be away.
+        # A few passes are too short for falling rates and for absent workers.
         decay=1.0,
         schedule="decay",
         worker_failure=0.0,
@@ -213,5 +213,5 @@ def _given_to(session: Session, learned: Learned, which: Literal["own", "mean"])
 
 
 def _mean(leaf: Tensor) -> Tensor:
-    """Over workers. Counters of batches, the only leaves that are no floats, are not averaged."""
+    """The mean over workers. Counters of batches, the only leaves that are not floats, are not averaged."""
     return leaf.double().mean(0).to(leaf.dtype) if leaf.is_floating_point() else leaf[0]

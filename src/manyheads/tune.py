@@ -31,11 +31,11 @@ class Tuning:
     folder: Path
     """That of the comparison."""
     failed: set[str] = field(default_factory=set)
-    """The labels of jobs that were run and failed, as they do with rates too high."""
+    """The labels of jobs that were run and failed, as with rates that are too high."""
 
     @property
     def jobs(self) -> list[list[Job]]:
-        """For each factor one for each seed, wherever its run lies now."""
+        """For each factor a job for each seed, at the place where its run lies now."""
         return [[replace(job, path=self._place(job.path.name)) for job in jobs] for jobs in self._jobs]
 
     @property
@@ -45,11 +45,11 @@ class Tuning:
 
     @property
     def undecided(self) -> list[Job]:
-        """What is to be run of the factor that is best so far; nothing: it stands.
+        """The seeds still to be run with the factor that is best so far; none: that factor is chosen.
 
-        If its mean over all seeds is below what another has scored, that one is the best, and to be run with all of
-        them. So luck with the first seed wins nothing, and where there was none, no run is made that the comparison
-        does not need.
+        Once it has run with all seeds, its mean over them may fall below another factor's score with the first seed.
+        Then that one is the best and is run with all seeds too. So luck with the first seed cannot win, and without
+        such luck no run is made that the comparison does not need.
         """
         best = self.best
         return [] if best is None else [job for job in self.jobs[best] if not job.finished]
@@ -58,13 +58,13 @@ class Tuning:
     def scores(self) -> list[float | None]:
         """Validation accuracy after the last round, factor by factor; None: a run failed.
 
-        The mean over all seeds, or that of the first: what others there are by chance must not decide anything.
+        The mean over all seeds if all have run, else the first seed's: which others have run so far is chance.
         """
         return [self._score(jobs) for jobs in self.jobs]
 
     @property
     def best(self) -> int | None:
-        """The factor with the highest score, of equal ones the nearest to 1; None: all failed."""
+        """The place of the factor with the highest score, among equals the one nearest to 1; None: all failed."""
         ranked = [
             (score, -abs(log(factor)), place)
             for place, (score, factor) in enumerate(zip(self.scores, self.factors, strict=True))
@@ -74,7 +74,7 @@ class Tuning:
 
     @property
     def title(self) -> str:
-        """The label as results have it, where algorithms go by their titles."""
+        """The label as results show it: with the algorithm's title in place of its name."""
         algorithm = self.experiment.algorithm
         return algorithm.title + self.label.removeprefix(algorithm.name)
 
@@ -92,11 +92,11 @@ class Tuning:
         return self._jobs[best][0].experiment
 
     def settle(self) -> None:
-        """Give every run that differs from the best one in rates and seed alone its place.
+        """Move every run that differs from the chosen one only in rates and seed to where it belongs.
 
-        That is in the comparison for the best rates, and outside of it for the others, which an earlier tuning may
-        have chosen: a comparison has one pair of rates. Runs are renamed one by one, and found wherever they lie: what
-        a killed process has left undone, the next call does.
+        Runs with the chosen rates belong in the comparison, all others outside of it, even those that an earlier tuning
+        chose: a comparison has one pair of rates. Runs are found wherever they lie and moved one by one, so that the
+        next call finishes what a killed process has left undone.
         """
         if self.best is None:
             return
@@ -111,7 +111,7 @@ class Tuning:
             if (other := self._but_for_rates(path)) is None:
                 continue
             for copy in others:
-                # The same run twice, made again with rates that had lost: it must not be in the way, nor be lost.
+                # The same run made twice, with rates that had lost before: keep the copy, but out of the way.
                 number = next(n for n in count(2) if not (earlier / f"{name}-{n}").exists())
                 _move(copy, earlier / f"{name}-{number}")
             best = (other.lr, other.head_lr) == (chosen.lr, chosen.head_lr)
@@ -122,7 +122,7 @@ class Tuning:
 
     @cached_property
     def _jobs(self) -> list[list[Job]]:
-        """In the folder of what is tried, wherever they may lie."""
+        """The same jobs, as if all their runs lay in the folder of the tuning."""
         return [[self._job(factor, seed) for seed in self.seeds] for factor in self.factors]
 
     def _job(self, factor: float, seed: int) -> Job:
@@ -144,13 +144,13 @@ class Tuning:
         return mean(map(_validation, jobs if all(job.finished for job in jobs) else jobs[:1]))
 
     def _but_for_rates(self, path: Path) -> Experiment | None:
-        """What was run in a folder of a comparison; None: it differs in more than rates and seed."""
+        """The experiment of a run if it differs from this one only in rates and seed; None: it does not."""
         try:
             values = read_description(path / EXPERIMENT)
             other = replace(self.experiment, **{name: values[name] for name in ("lr", "head_lr", "seed")})
         except UserError:
             return None
-        # The name has a hash of everything.
+        # A directory's name contains the run id, a hash of every option.
         return other if directory_name(other) == path.name else None
 
 
@@ -175,9 +175,9 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
 
 
 def choose(tuned: Sequence[Tuning], run: Callable[[list[Job]], Mapping[str, News]]) -> dict[str, News]:
-    """Run what it takes to choose the rates, and give the runs their places; gives what failed with all, by label.
+    """Make the runs that choosing the rates takes, and move them to where they belong.
 
-    ``run`` makes runs and tells of those that failed, by label.
+    ``run`` makes runs and returns the failures by label. Returns the tunings that failed with every rate, by label.
     """
     failed: dict[str, News] = {}
     jobs = [job for tuning in tuned for job in tuning.tries]
@@ -201,7 +201,7 @@ def choose(tuned: Sequence[Tuning], run: Callable[[list[Job]], Mapping[str, News
 
 
 def with_rates(experiments: Sequence[Experiment], tuned: Iterable[Tuning]) -> list[Experiment]:
-    """The experiments with the rates that were chosen; those of which every rate failed are left out."""
+    """The experiments with their chosen rates, without those that failed with every rate."""
     chosen = {one.experiment.run_id: None if one.best is None else one.chosen for one in tuned}
     pairs = zip(experiments, (chosen[one.run_id] for one in _with_one_seed(experiments)), strict=True)
     return [replace(one, lr=best.lr, head_lr=best.head_lr) for one, best in pairs if best is not None]
@@ -224,7 +224,7 @@ def _move(path: Path, target: Path) -> None:
 
 
 def _times(rate: float, factor: float) -> float:
-    """The product, without the digits that only rounding makes."""
+    """The product to nine digits, without those that are rounding errors."""
     return float(f"{rate * factor:.9g}")
 
 
