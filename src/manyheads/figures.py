@@ -27,11 +27,11 @@ _SIZE = 9.0
 """Points of ordinary text."""
 
 _MOST_NAMED = 64
-"""From here on the workers' numbers no longer fit into a graph's dots."""
+"""With more workers their numbers no longer fit into a graph's dots."""
 
 
 def class_map(counts: np.ndarray, out: Path) -> None:
-    """Train samples by worker and class, ``counts`` [W, C], darker where there are more; above it all of a worker's."""
+    """Train samples by worker and class, ``counts`` [W, C], darker where there are more; above, each worker's total."""
     from matplotlib.ticker import MaxNLocator
 
     num_workers, num_classes = counts.shape

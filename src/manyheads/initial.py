@@ -1,4 +1,4 @@
-"""The weights that a run begins with, functions of the seed and alike for every algorithm."""
+"""The weights that a run begins with: functions of the seed, the same for every algorithm."""
 
 import copy
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ def num_outputs(federation: Federation) -> int:
 
 
 def few_of(values: Tensor, count: int = 4) -> Tensor:
-    """Some samples or targets to try things on, [count, ...], from all over those there are."""
+    """Some samples or targets to try things on, [count, ...], evenly spaced over all of them."""
     return values[torch.linspace(0, len(values) - 1, count, dtype=torch.float64).round().long()]
 
 
@@ -44,12 +44,12 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
                 f"the model's {name} is {leaf.dtype}, which a checkpoint cannot hold: give it another type, or, if"
                 " every net makes this buffer for itself, persistent=False."
             )
-    # A user's module may come on a GPU; beside the samples it belongs, until an engine takes both.
+    # A user's module may be on a GPU. It belongs where the samples are, until an engine moves both.
     return model.cpu()
 
 
 def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:
-    """Let what no worker trains be a run's."""
+    """Replace the weights that no worker trains by those of a run."""
     if shapes(constants_of(model)) != shapes(constants):
         raise UserError(
             "the run's weights with requires_grad=False do not fit this model and data: give those of the run."
@@ -59,8 +59,8 @@ def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:
 
 
 def first_state(model: Split, num_workers: int, engine: Engine) -> State:
-    """The same weights for every worker, in memory for one: nobody writes into a state."""
-    # In a checkpoint's order: how a user's weights lie in memory would decide last bits, until the run is continued.
+    """The same weights for every worker, in the memory of one: states are never written into."""
+    # Contiguous, as a checkpoint restores them: another layout could give other last bits until the run is continued.
     plain = torch.contiguous_format
     params = {name: p.detach().clone(memory_format=plain) for name, p in model.named_parameters()}
     buffers = {name: b.clone(memory_format=plain) for name, b in statistics(model).items()}

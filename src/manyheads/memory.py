@@ -11,7 +11,7 @@ _SYSTEM = Path("/")
 """Where proc and sys are."""
 
 LEAST_COPIES = 2
-"""Of every worker's row, without which no run gets far: as a round began, and as training or mixing makes it."""
+"""Copies of every worker's row that any run needs: as the round began, and as training or mixing makes it."""
 _USUAL_COPIES = 3
 """One more while a checkpoint is written."""
 
@@ -31,9 +31,9 @@ def total() -> int | None:
 
 
 def check_rows(params: Params, num_workers: int, extra_rows: float) -> None:
-    """Refuse workers that train on the CPU where this machine can never hold their rows.
+    """Refuse more workers than this machine can ever hold the rows of, when they train on the CPU.
 
-    ``params``: of any workers. ``extra_rows``: what the algorithm's state holds beside them, in sizes of that.
+    ``params``: of any workers. ``extra_rows``: what the algorithm's state holds besides, in multiples of a row.
     """
     room, row = total(), nbytes(params) * (1 + extra_rows)
     if room is not None and num_workers * row * LEAST_COPIES > room:
@@ -45,7 +45,7 @@ def check_rows(params: Params, num_workers: int, extra_rows: float) -> None:
 
 
 def _limits() -> Iterator[tuple[int, int]]:
-    """Of every control group that this process is in: the bytes it may hold, and those it does and cannot give back."""
+    """For every control group of this process: the bytes it may hold, and those it holds and cannot give back."""
     for line in _lines("proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -54,7 +54,7 @@ def _limits() -> Iterator[tuple[int, int]]:
             root, names, old = "sys/fs/cgroup/memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"), "total_"
         else:
             continue
-        # The groups above count too; in a container the path may be that of the host, and only the root is there.
+        # The groups above it count too. In a container the path may be the host's, and only the root exists.
         parts = [part for part in path.split("/") if part]
         for depth in range(len(parts) + 1):
             group = "/".join([root, *parts[:depth]])
@@ -73,7 +73,7 @@ def _numbers(path: str) -> dict[str, int]:
 
 
 def _lines(path: str) -> list[str]:
-    """Of one of the system's files; none where it is not there."""
+    """The lines of one of the system's files; none if it does not exist."""
     try:
         return (_SYSTEM / path).read_text().splitlines()
     except OSError:

@@ -19,16 +19,16 @@ from manyheads.recipes import Recipe, recipe_for, shape_for, step_seconds
 from manyheads.topology import Mixing, build_mixing, check_agreement, is_graph, parse_graph
 
 SET_BY_COROLLARY = ("lr", "head_lr", "decay")
-"""Rates that Corollary 1's schedule leaves without a say: a complete experiment names its recipe's all the same."""
+"""Options that have no effect under Corollary 1's schedule; a complete experiment still names its recipe's values."""
 
 
 def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.device | None = None) -> Experiment:
-    """The experiment on samples of some shape with nothing left open, and written in one way alone.
+    """The experiment with no value left open, and its specs in their canonical form.
 
-    The shape is looked at where the data have no name; the precision is settled only where a device is given.
+    The shape of a sample chooses the recipe of data without a name; the precision is chosen only if a device is given.
     """
     name = experiment.data if isinstance(experiment.data, str) else ""
-    # A graph that the algorithm has no use for must be one all the same.
+    # A graph must be valid even if the algorithm does not use it.
     graph = parse_graph(experiment.graph).spec if is_graph(experiment.graph) else experiment.graph
     changes: dict[str, Any] = {"graph": graph, **exchange(experiment)}
     if is_per_worker(name) and experiment.split not in (None, "natural"):
@@ -45,7 +45,7 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
 
 
 def usual_options(given: Mapping[str, Any], algorithm: type[Algorithm] = DePRL) -> dict[str, Any]:
-    """The default of every option in one table, where the data, net and batch size are those of a run's ``given``."""
+    """The default of every option in one table, for a run with the data, net and batch size of ``given``."""
     data, model, batch_size = (given.get(name) for name in ("data", "model", "batch_size"))
     with making(algorithm, {}):
         begun = Experiment(algorithm=algorithm(), data=data if isinstance(data, str) else "")
@@ -53,13 +53,13 @@ def usual_options(given: Mapping[str, Any], algorithm: type[Algorithm] = DePRL) 
     if batch_size is not None:
         usual["step_seconds"] = step_seconds(model, batch_size)
     if isinstance(data, dict) and given.get("split") == "natural":
-        # Of arrays nobody knows whether they were given by worker.
+        # A description of arrays does not say whether they were given by worker, which makes natural the default.
         usual["split"] = "natural"
     return usual
 
 
 def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
-    """Who holds what of a data set; of one that has the samples of some workers only, these are named."""
+    """Who holds what of a data set. ``hosted``: the data set has the samples of these workers only."""
     assert experiment.split is not None, "an experiment is completed before it is used"
     workers = range(experiment.workers) if hosted is None else hosted
     federation = federate(
@@ -73,14 +73,14 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
         seed=experiment.root,
     )
     notes = dataset.notes + federation.notes
-    # A site may well lack a class; were it to number the others anew, they would no longer be those of other sites.
+    # Not for a site, which may well lack a class: renumbering would make its classes differ from the other sites'.
     if hosted is None and dataset.num_classes is not None:
         notes += _missing_classes(torch.cat([dataset.y_train, dataset.y_test]))
     return replace(federation, content=dataset.digest() if may_change(experiment.data) else None, notes=notes)
 
 
 def _missing_classes(labels: Tensor) -> tuple[str, ...]:
-    """What to say of classes without a sample below the last that has one."""
+    """What to say of classes without samples that are numbered below one with samples."""
     missing = (torch.bincount(labels) == 0).nonzero().flatten().tolist()
     if not missing:
         return ()
@@ -105,13 +105,13 @@ def connect(experiment: Experiment) -> Mixing:
         seed=experiment.root,
         allow_row_stochastic=algorithm.row_stochastic,
     )
-    # Asked of whoever is about to train: what has been trained so can be looked at.
+    # Checked here, before training, and not in build_mixing: a report must still be able to show such a run.
     check_agreement(mixing)
     return mixing
 
 
 def exchange(experiment: Experiment) -> dict[str, Any]:
-    """Graph, weights and failing links as the algorithm has them, whatever a comparison sets for others."""
+    """Graph, weights and failing links as the algorithm uses them, whatever a comparison gives for the others."""
     algorithm, graph = experiment.algorithm, experiment.graph
     if algorithm.exchange != "graph":
         return {"graph": algorithm.exchange, "weights": None, "redraw": False, "link_failure": 0.0}
@@ -129,7 +129,7 @@ def rates(experiment: Experiment) -> Rates:
     recipe = experiment.recipe
     lr, head_lr = recipe.lr, recipe.head_lr
     if experiment.schedule == "corollary":
-        # Heads that never move have no rate.
+        # If heads never move by themselves, tau is 0 and their rate is not used.
         tau = max(1, experiment.algorithm.head_passes)
         lr, head_lr = (experiment.workers / recipe.rounds) ** 0.5, 1 / (tau * recipe.rounds**0.5)
     return Rates(
@@ -138,7 +138,7 @@ def rates(experiment: Experiment) -> Rates:
 
 
 def pick_device(name: str) -> torch.device:
-    """The device called ``name``; auto takes a GPU where there is one. The processes of a host share its GPUs out."""
+    """The device called ``name``; auto is a GPU if there is one. The processes on a host take its GPUs in turn."""
     gpus = torch.cuda.device_count()
     if name == "auto" and not gpus:
         return torch.device("cpu")
@@ -156,7 +156,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def _check_rates(experiment: Experiment, recipe: Recipe) -> None:
-    """Refuse rates beside Corollary 1's; a complete experiment names its recipe's, which nobody gave."""
+    """Refuse rates beside Corollary 1's, unless they are the recipe's, which a complete experiment names anyway."""
     for name in SET_BY_COROLLARY:
         value = getattr(experiment, name)
         if value not in (None, getattr(recipe, name)):
@@ -164,7 +164,7 @@ def _check_rates(experiment: Experiment, recipe: Recipe) -> None:
 
 
 def _precision(experiment: Experiment, device: torch.device) -> str:
-    """The numbers to train in: on a GPU tf32 unless another is given; tf32 and bf16 are a GPU's."""
+    """The number format to train in; by default tf32 on a GPU, which alone has tf32 and bf16, else float32."""
     default = "tf32" if device.type == "cuda" else "float32"
     given = experiment.precision or default
     if device.type != "cuda" and given in ("tf32", "bf16"):

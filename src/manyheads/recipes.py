@@ -53,7 +53,7 @@ _SECONDS_PER_SAMPLE = {
     "vgg11-code": 0.02,
     "resnet18": 0.06,
 }
-"""A net's time for each sample of a mini-batch, measured once on one core of a server at the recipes' batch sizes."""
+"""A net's training time per sample, measured once on one core of a server with the recipes' batch sizes."""
 
 _GUESSED_SECONDS_PER_SAMPLE = 1e-3
 
@@ -75,7 +75,7 @@ def recipe_for(data: str, input_shape: tuple[int, ...]) -> Recipe:
 
 
 def shape_for(model: object) -> tuple[int, ...]:
-    """A shape by which own arrays get the recipe with this net, if one has it: for runs whose data are not at hand."""
+    """A sample's shape that leads to the recipe with this net, if there is one: for runs whose data are not at hand."""
     return (1, 1, 1) if model == OWN_IMAGES.model else ()
 
 
@@ -84,13 +84,13 @@ Tables = Sequence[Mapping[str, Any]]
 
 
 def follow_from_data(tables: Tables) -> set[str]:
-    """The options of a recipe that, in tables of options, have one value on each data set."""
+    """The options of a recipe that have only one value on each data set, so that they follow from it."""
     recipe = ("step_seconds", *(spec.name for spec in fields(Recipe)))
     return {name for name in recipe if _follows(name, ("data",), tables)}
 
 
 def follow_from_others(tables: Tables) -> set[str]:
-    """The same, and a step's time where it has one value for each data set, net and batch size."""
+    """The same, and a step's time if it has only one value for each data set, net and batch size."""
     time = "step_seconds"
     timed = _follows(time, ("data", "model", "batch_size"), tables)
     return follow_from_data(tables) | ({time} if timed else set())

@@ -48,7 +48,7 @@ class Record:
     """What the rounds would have taken with a machine for every worker, cumulative."""
     peak_memory_bytes: int
     similarity_heads: float | None = None
-    """Mean over every two workers of the cosine of their heads; None: there are none, or several processes."""
+    """Mean over every two workers of the cosine of their heads; None: no heads, or several processes."""
     similarity_representations: float | None = None
     """The same of representations."""
     theory_grad_phi: float | None = None

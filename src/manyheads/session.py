@@ -53,9 +53,9 @@ class Session:
     runtime: Runtime
     processes: Processes
     sites: Sites | None
-    """None: all processes are one person's and see one disk."""
+    """None: all processes belong to one person and see one disk."""
     everyone: Federation
-    """Who holds what, of all workers and on the CPU; in a site of its own workers."""
+    """Who holds what, of all workers (in a site, of its own workers), on the CPU."""
     federation: Federation
     """The shards of the workers hosted here, on the device."""
     mixing: Mixing
@@ -66,12 +66,12 @@ class Session:
 
     @property
     def sharers(self) -> Processes:
-        """The processes that share this one's run directory: all of them, but in sites each has its own."""
+        """The processes that share this one's run directory: all of them, but a site has one for itself."""
         return self.processes if self.sites is None else self.processes.alone()
 
     @property
     def kept_workers(self) -> range:
-        """The workers whose rows this process keeps in the run directory, which in a site begins with its first."""
+        """The workers whose rows this process keeps in the run directory; a site counts its own from 0."""
         hosted = self.ctx.network.workers
         return hosted if self.sites is None else range(len(hosted))
 
@@ -115,7 +115,7 @@ def open_session(
 ) -> Session:
     """Build everything a run needs. Every mistake in the experiment shows here, before anything is written.
 
-    ``progress`` is called while a data set is downloaded. ``constants``: of a run that this one builds upon.
+    ``progress`` is called while a data set is downloaded. ``constants``: those of the run that this one builds upon.
     """
     for given, wanted in ((experiment, Experiment), (runtime, Runtime)):
         if not isinstance(given, wanted):
@@ -130,7 +130,7 @@ def open_session(
     own = sites.placement[processes.rank] if sites else None
     dataset = _load(experiment.data, own, runtime, progress)
     experiment = resolve(experiment, dataset.input_shape, device)
-    # Asked for now, or what a run cannot be known by would show with its first record.
+    # Computed now: an object that no run can be identified by is otherwise refused only at the first record.
     _ = experiment.run_id
     if processes.count > 1:
         check_alike(processes, experiment, runtime, dataset, in_sites=sites is not None)
@@ -159,7 +159,7 @@ def open_session(
     if device.type == "cuda" and not runtime.deterministic:
         notes.append("A GPU repeats these numbers up to rounding, not bit for bit; --deterministic does.")
     floor = None
-    # It says something about accuracies alone.
+    # The floor only means something beside accuracies.
     if experiment.metric is None and federation.num_classes is not None:
         floor = mean_floor(network.gather(federation.majority_floors()))
     return Session(experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, floor, notes)
@@ -168,14 +168,14 @@ def open_session(
 def _start(runtime: Runtime) -> torch.device:
     """The device, ready for a run."""
     if runtime.deterministic:
-        # Read when the GPU's library for products starts, which is before anything else here.
+        # cuBLAS reads it when it starts, so it is set before anything else.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     host_memory.release()
     return pick_device(runtime.device)
 
 
 def _load(data: str | Dataset, own: range | None, runtime: Runtime, progress: Progress | None) -> Dataset:
-    """The data set; of one in sites what the workers hosted here have of it."""
+    """The data set; for sites, the part of the workers hosted here."""
     if isinstance(data, Dataset):
         return data
     return load(data, runtime.data_dir, progress) if own is None else load_sites(data, own)
@@ -191,7 +191,7 @@ def _network(
 
 
 def _workload(experiment: Experiment, model: Split, here: Federation) -> Workload:
-    """The work of the engine: a copy of the net beside the samples, and how they are drawn and scored."""
+    """What the engine works on: a copy of the net where the samples are, and how those are drawn and scored."""
     loss = experiment.loss or cross_entropy
     return Workload(
         model=twin(model).to(here.train.x.device),
@@ -248,7 +248,7 @@ def _context(
 
 
 def _sizes(federation: Federation, algorithm: Algorithm, network: Network) -> np.ndarray:
-    """Train samples of each worker, [N]; of workers at other sites only where a server weighs by them, else 0."""
+    """Train samples of each worker, [N]; 0 for those at other sites, unless a server needs them as weights."""
     own = torch.tensor(federation.train.sizes)
     if network.may_gather_private or algorithm.uses_sizes:
         return network.gather(own).numpy()
@@ -281,11 +281,11 @@ def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterato
 
 def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:
     train = federation.train.to(device, dtype)
-    # Train and validation shards lie over one pool: it is moved once.
+    # Train and validation shards share a pool, which is moved once.
     validation = replace(federation.validation, x=train.x).to(device, dtype)
     return replace(federation, train=train, validation=validation, test=federation.test.to(device, dtype))
 
 
 def _negative(loss: Loss) -> Loss:
-    """Without a metric of its own a regression is scored by its loss, so that higher is better."""
+    """The score of a regression without a metric: minus its loss, so that higher is better."""
     return lambda output, y: -loss(output, y)

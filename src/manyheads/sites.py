@@ -21,13 +21,13 @@ class Sites:
         self.placement, self.timeout = placement, timeout
         self.away = np.flatnonzero(owners(placement, num_workers) < 0).tolist()
         self.disturbances: list[str] = []
-        """What has kept this run from being the one that was asked for, a line each."""
+        """What made this run another than the one that was asked for, a line each."""
         self._since = dict.fromkeys(self.away, time.time())
 
     def take_up(self, folder: Path, workers: range, rounds: Sequence[int]) -> int:
-        """Remember from an earlier start who was away, and add what this one begins with; gives the round it does.
+        """Continue the record of who was away from an earlier start; gives the round that this start begins at.
 
-        ``rounds``: that of the state each process has.
+        ``rounds``: the round of the state that each process has.
         """
         round = max(rounds)
         earlier = _kept(folder) or {"away": {}, "disturbances": []}
@@ -55,7 +55,7 @@ class Sites:
         )
 
     def may_have_ended(self) -> str:
-        """What a site has to think of that returns and does not find all others."""
+        """What to tell the user of a site that returns and does not find all the others."""
         return (
             f"If {_workers(self.away)} ended the run while this site was away, stop this one and start all sites with"
             " more --rounds: what it trains without them is a result of its own."
@@ -69,7 +69,7 @@ class Sites:
 
 
 def refuse_others(folder: Path, workers: range) -> None:
-    """A process goes on with the workers that its folder was begun with."""
+    """Refuse a folder that was begun with other workers than this process has now."""
     earlier = _kept(folder)
     if earlier and earlier["workers"] != [*workers]:
         raise UserError(
@@ -92,7 +92,7 @@ def place(seen: Sequence[Sequence[int]]) -> Placement:
     taken: dict[int, int] = {}
     for files in dict.fromkeys(map(tuple, seen)):
         ranks = [rank for rank, others in enumerate(seen) if tuple(others) == files]
-        # Whoever starts sites knows them by their files, not by rank.
+        # Messages name files, not ranks: that is how people know their sites.
         if not files:
             others = sorted({worker for files in seen for worker in files})
             found = f"those of {_workers(others)}" if others else "none either"
@@ -118,15 +118,15 @@ def place(seen: Sequence[Sequence[int]]) -> Placement:
 def resume_round(kept: Sequence[Sequence[int]]) -> int:
     """The round to go on from, from the rounds whose checkpoints each process has.
 
-    The last that all have. Where there is none, somebody was away for long: then the last that anybody has, and who was
-    away goes on with the state it had.
+    The last round that all have. If there is none, some site was away for long: then it is the last round that any site
+    has, and the one that was away continues with the state it had.
     """
     common = set(kept[0]).intersection(*kept[1:])
     return max(common) if common else max((round for rounds in kept for round in rounds), default=0)
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
-    """What an earlier start has left in a site's folder; None: there was none."""
+    """What an earlier start has written to a site's folder; None: nothing."""
     path = folder / SITE
     kept = read_object(path)
     if kept is None and path.exists():

@@ -1,4 +1,4 @@
-"""Where a run begins or goes on: its directory opened and locked, and the state that it takes up."""
+"""Where a run begins or continues: its directory opened and locked, and the state that it starts from."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from manyheads.units import counted
 
 @dataclass(frozen=True)
 class Start:
-    """The rounds that are done, the state after them, and what they took."""
+    """The rounds that are done, the state after them, and the time they took."""
 
     round: int
     state: State
@@ -30,11 +30,11 @@ class Start:
 
 
 def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirectory:
-    """The run directory; unless it is finished, others are kept out for as long as ``held`` is."""
+    """The run directory. Unless its run is finished it is locked, until ``held`` is closed."""
     sites, sharers = session.sites, session.sharers
     if sites:
         refuse_others(path, session.ctx.network.workers)
-        # Before anybody makes a folder.
+        # Asked before any process makes a folder.
         begun = session.processes.total(path.exists())
         if sites.away and not begun:
             raise sites.never_there(session.experiment.data)
@@ -43,7 +43,7 @@ def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirector
         return directory
     resume, content = session.runtime.resume, session.everyone.content
     if finished_rounds(path) >= session.ctx.rounds:
-        # It is only read, and may lie where nobody can write.
+        # It is only read, and may lie where we cannot write.
         directory.check(session.experiment, content)
         return directory
     return RunDirectory.open(path, session.experiment, held, resume=resume, patience=sharers.patience, content=content)
@@ -52,7 +52,8 @@ def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirector
 def is_finished(session: Session, directory: RunDirectory) -> bool:
     """Whether the directory holds all rounds that are asked for, at every site."""
     rounds = session.ctx.rounds
-    # The others do not look before process 0 has made the folder: on a network's disk they would long see none.
+    # Only process 0 looks. If the others looked before it has made the folder, a network disk could go on showing them
+    # none for a while.
     held = finished_rounds(directory.path) if session.sharers.rank == 0 else 0
     finished = held >= rounds
     asked = f"the {counted(rounds, 'round')} asked for"
@@ -60,7 +61,7 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
     if not count:
         return False
     if session.sites and count < session.processes.count:
-        # All end here: torchrun lets none go before the last.
+        # All of them end here: torchrun would keep a finished process waiting for the last one.
         whose = "this site has finished" if finished else "other sites have finished"
         others = "others have not" if finished else "this one has not"
         raise UserError(f"{whose} {asked}, but {others}: give all of them more --rounds.")
@@ -88,13 +89,13 @@ def take_up(session: Session, saver: Saver) -> Start:
     if snapshot is None:
         return Start(round, state)
     if round == session.ctx.rounds:
-        # Killed between its last checkpoint and its summary.
+        # The run was killed between its last checkpoint and its summary.
         saver.finish(state, directory.record(round))
     return Start(round, state, snapshot.seconds, snapshot.simulated_seconds)
 
 
 def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int:
-    """The round that all sites go on from, where this one has the state of its ``own``; 0: first weights."""
+    """The round that all sites continue from. ``own``: the round of this site's state; 0: the first weights."""
     round = sites.take_up(folder, session.ctx.network.workers, session.processes.gather_json(own))
     session.notes.extend(sites.disturbances)
     if own == 0 and round > 0:
@@ -110,11 +111,11 @@ def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int
 
 
 def restore(session: Session, snapshot: Snapshot) -> State:
-    """A checkpoint's state, put where the session trains; the network goes on counting from there."""
-    # What it would begin with, which need not hold the net's own leaves: copies of it may be all that there is.
+    """A checkpoint's state, placed where the session trains; the network continues counting from its traffic."""
+    # Compared with the first state, not with the net: a state may hold copies of the net under other names only.
     first = starting_state(session.experiment.algorithm, session.ctx)
     wanted, kept = (row_shapes({**each.params, **each.buffers}) for each in (first, snapshot))
-    # A factory counts by its name: what it makes may have changed.
+    # A factory is identified by its name, so the net that it makes may have changed.
     changed = [name for name, shape in wanted.items() if kept.get(name) != shape]
     if changed := [*changed, *(name for name in session.ctx.model.constants if name in kept)]:
         raise UserError(

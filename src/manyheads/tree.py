@@ -62,12 +62,12 @@ def stack(trees: Iterable[Mapping[str, Tensor]]) -> Params:
 
 
 def repeat(params: Mapping[str, Tensor], num_workers: int) -> Params:
-    """The same values for every worker: [...] -> [W, ...], in memory of their own."""
+    """The same values for every worker, copied: [...] -> [W, ...]."""
     return {name: leaf.unsqueeze(0).repeat(num_workers, *[1] * leaf.ndim) for name, leaf in params.items()}
 
 
 def flatten(leaf: Tensor) -> Tensor:
-    """One row of numbers for each worker: [W, ...] -> [W, n], of a single number [W] -> [W, 1]."""
+    """One row of numbers for each worker: [W, ...] -> [W, n]; a single number each, [W] -> [W, 1]."""
     return leaf.unsqueeze(-1).flatten(1)
 
 
@@ -77,12 +77,12 @@ def by_row(values: Tensor, leaf: Tensor) -> Tensor:
 
 
 def shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """What two trees must have alike to take each other's place."""
+    """The shape of every leaf, to see whether two trees can replace each other."""
     return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 def row_shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """The same of one worker's rows: leaves [W, ...] of any number of workers."""
+    """The same for one worker's row of leaves [W, ...], whatever W is."""
     return {name: leaf.shape[1:] for name, leaf in leaves.items()}
 
 
@@ -92,9 +92,9 @@ def nbytes(params: Mapping[str, Tensor]) -> int:
 
 
 def as_bytes(leaf: Tensor) -> memoryview:
-    """The bytes of any tensor's values, of types too that numpy does not know."""
+    """The bytes of a tensor's values, also of types that numpy does not know."""
     whole = leaf.detach().cpu().contiguous()
-    # Not view(-1): a single number may keep the stride of an expanded one, and can then not be seen as bytes.
+    # Not view(-1): a single number may keep the stride of an expanded tensor, which cannot be viewed as bytes.
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
