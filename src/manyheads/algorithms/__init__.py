@@ -23,15 +23,15 @@ REGISTRY: dict[str, type[Algorithm]] = {
 
 
 def find_algorithm(name: str) -> type[Algorithm] | None:
-    """The algorithm called ``name``, as an experiment on disk has it: one of the registry, or what new workers do.
+    """The algorithm called ``name`` in an experiment on disk: a registered one, or Join for runs of new workers.
 
-    None: one of the user's own that is not registered.
+    None: a user's own that is not registered.
     """
     return Join if name == Join.name else REGISTRY.get(name)
 
 
 def get_algorithm(name: str) -> type[Algorithm]:
-    """The same, where there must be one."""
+    """The same; an unknown name is an error."""
     found = find_algorithm(name)
     if found is None:
         raise unknown("algorithm", name, REGISTRY)
@@ -39,9 +39,9 @@ def get_algorithm(name: str) -> type[Algorithm]:
 
 
 def fact(name: str, options: Mapping[str, Any], about: str) -> Any:
-    """What the algorithm called ``name`` says of itself, with the options of a run; None: it is not known.
+    """An attribute of the algorithm called ``name`` with the options of a run; None: the algorithm is not known.
 
-    Of its class where that is enough: a run may be of a time when it had other options.
+    It is read from the class if it does not depend on the options: an old run may have options that no longer exist.
     """
     found = find_algorithm(name)
     said = None if found is None else getattr(found, about)

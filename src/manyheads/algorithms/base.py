@@ -72,7 +72,7 @@ class Context:
     engine: Engine
     network: Network
     exchange: Exchange
-    """With whom the algorithm says that it exchanges anything."""
+    """The algorithm's own: with whom its workers exchange anything."""
     model: Split
     rates: Rates
     objective: Objective
@@ -89,7 +89,7 @@ class Context:
     initial: State
     """Every worker's first weights, equal for all."""
     random_heads: Callable[[], Params]
-    """Draws a first head for each worker by itself."""
+    """Draws a different first head for each worker."""
     share_statistics: bool
     """Whether BatchNorm statistics are mixed with the representation."""
 
@@ -124,15 +124,15 @@ class Context:
 
     @cached_property
     def _statistics(self) -> frozenset[str]:
-        # What does not move is alike for all, as an encoding of positions. What begins infinite is a mask, which the
-        # products of a GPU would make NaN.
+        # A buffer that never changes, such as an encoding of positions, is the same for all. One that holds infinities
+        # is a mask, which the products on a GPU would turn into NaN.
         moving = {name: leaf for name, leaf in self.initial.buffers.items() if name in self.model.moving}
         return frozenset(n for n, leaf in moving.items() if leaf.is_floating_point() and leaf[:1].isfinite().all())
 
     def mix(self, state: State, groups: Iterable[str], round: int) -> State:
         """Average some groups, and the statistics that travel with them, with the neighbours."""
         if self.exchange != "graph":
-            # There is one all the same, a ring that says who is present, and nobody has asked for it.
+            # The network does have a graph, a ring that only says who is present: nobody has asked to mix over it.
             raise UserError(
                 f"mix: the algorithm's exchange is '{self.exchange}', so there are no neighbours: write exchange:"
                 " ClassVar[str] = 'graph' in its class, or average over a server."
@@ -152,12 +152,12 @@ class Context:
         return merge(state, self.network.average(sent, weights)) if sent else state
 
     def _sent(self, state: State, groups: Iterable[str]) -> Params:
-        """What leaves a worker with some groups; nothing where they own nothing, as when all of a net is its head."""
+        """The leaves of some groups that are sent; none if the groups are empty, as when the whole net is its head."""
         groups = self.known(groups, state)
         return {**select(state.params, groups), **self.statistics(state, groups)}
 
     def known(self, groups: Iterable[str], state: State, what: str = "group") -> frozenset[str]:
-        """Some groups, which must be the net's or the state's: a misspelt one would own nothing, and go unnoticed."""
+        """Check that groups are the net's or the state's: a misspelt one would be empty, and go unnoticed."""
         there = {*self.model_groups, *map(group, state.params)}
         named = frozenset([groups] if isinstance(groups, str) else groups)
         for name in sorted(named - there):
@@ -166,11 +166,11 @@ class Context:
 
     @property
     def model_groups(self) -> frozenset[str]:
-        """The groups that a net's parameters can be in, be there any in them or not."""
+        """The groups that a net's parameters can be in, empty or not."""
         return frozenset({"representation", *self.model.head_names})
 
     def missing(self, state: State) -> set[str]:
-        """Groups of the net that a state does not hold, as where there are copies of it alone."""
+        """Groups of the net that a state lacks, as when it holds only copies of the net under other names."""
         return set(self.model.groups).difference(map(group, state.params))
 
     def mean_model(self, state: State) -> State:
@@ -190,7 +190,7 @@ class Algorithm(ABC):
     """
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
-    """Its options: every algorithm is a dataclass, which this base, without any, is not."""
+    """Its options. Every algorithm is a dataclass; this base, which has no options, is not."""
     name: ClassVar[str] = ""
     """What commands and files call it: each has its own."""
     title: ClassVar[str] = ""
@@ -212,7 +212,7 @@ class Algorithm(ABC):
     extra_rows: ClassVar[float] = 0.0
     """What a worker's state holds besides its net (masks, a second model), in nets: for the memory plan."""
 
-    # Facts of most, options of some.
+    # Fixed for most algorithms, options of some.
     order: Literal["train-mix", "mix-train"] = "train-mix"
     """Whether a round trains and then mixes, or mixes first."""
     evaluate: Literal["own", "mean-model"] = "own"
@@ -269,7 +269,7 @@ def check_share(option: str, value: float, *, zero: bool = False) -> None:
 
 
 def twins(options: Iterable[str]) -> dict[str, str]:
-    """Options that count mini-batch steps -> those of the same work in passes, which they take the place of."""
+    """Each option that counts mini-batch steps -> the one that counts passes, which it replaces when it is given."""
     names = list(options)
     pairs = {name: name.removesuffix("steps") + "epochs" for name in names if name.endswith("steps")}
     return {steps: epochs for steps, epochs in pairs.items() if epochs in names}
@@ -287,10 +287,10 @@ def run_phases(
     log: Log = {}
     owned = {group(name) for name in state.params}
     if not (rows is None or (isinstance(rows, Tensor) and rows.dtype == torch.int64)):
-        # A mask of yes and no would be taken for the rows 0 and 1.
+        # A boolean mask would be taken for the rows 0 and 1.
         raise UserError(f"rows {shown(rows)} are not row numbers: give what ctx.present(round) returns.")
     for phase in phases:
-        # A copy of the net in a group of its own would not move, and go unnoticed.
+        # A phase on a copy of the net, in a group of its own, would move nothing, and that would go unnoticed.
         for name in sorted(ctx.known(phase.update, state) - ctx.model_groups):
             raise UserError(
                 f"a phase trains groups of the net ({', '.join(sorted(ctx.model_groups))}), and '{name}' is not one"
@@ -302,7 +302,7 @@ def run_phases(
         phase.check_rows(state.params, len(ctx.ids))
         name = phase.name or phase.stream
         if name in log:
-            # Its work would take no simulated time, and its loss would be looked at by nobody.
+            # It would replace the other in the log, whose work and loss would then not count.
             raise UserError(f"two phases of a round are called '{name}': give each its own name, Phase(name=...).")
         fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
         state = State(fit.params, fit.buffers)

@@ -1,4 +1,4 @@
-"""What an algorithm is and gives back, looked at before it is used: it may be the user's own, and mistaken."""
+"""Checks of an algorithm's class and of what its methods return: it may be the user's own, and mistaken."""
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -18,18 +18,19 @@ from manyheads.randomness import generator_states
 
 
 def making(kind: type[Algorithm], options: Mapping[str, Any]) -> AbstractContextManager[None]:
-    """Around what makes an algorithm with some options: which ones its ``__post_init__`` fails with is said."""
+    """Wrap the making of an algorithm, so that an error in its ``__post_init__`` names the options it was given."""
     given = ", ".join(f"{name}={shown(value)}" for name, value in options.items())
     return user_code(f"{kind.__name__}({given})")
 
 
 def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
-    """What its class says must be there and of the kind that the base has it; ``taken``: names that no option may have.
+    """Refuse a class that is not as the base describes it; ``taken``: names that no option may have.
 
-    Of an object, since what the base says of a class a property may say of its options.
+    Takes an object, not the class: what the base has as an attribute of the class may be a property of the options.
     """
     own = type(algorithm).__name__
-    # What an object is told to remember, no checkpoint has; what is made from a dataclass has only that one's options.
+    # Frozen, as no checkpoint would hold what an object remembers. A class derived from a dataclass that is not itself
+    # decorated would only have the options of its base.
     made = getattr(type(algorithm), "__dataclass_params__", None)
     undone = "__dataclass_params__" not in vars(type(algorithm)) and get_annotations(type(algorithm)).keys() - _facts()
     if made is None or not made.frozen or undone:
@@ -49,7 +50,7 @@ def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
 
 @cache
 def _facts() -> dict[str, tuple[Kind, bool]]:
-    """What the base says of every algorithm: of which kind it is, and whether the class alone says it."""
+    """The attributes that the base declares: the kind of each, and whether it is a ClassVar, so never an option."""
     hints = {name: hint for name, hint in get_type_hints(Algorithm).items() if not name.startswith("_")}
     return {name: (kind_of(hint), get_origin(hint) is ClassVar) for name, hint in hints.items()}
 
@@ -64,7 +65,7 @@ def _check_methods(kind: type[Algorithm]) -> None:
         if not callable(own):
             raise UserError(f"{name} of {kind.__name__} is not a method: write def {name}({', '.join(wanted)}).")
         given = signature(own)
-        # A function of the class is given the object as well; a static method is not.
+        # A plain method is also given the object; a static method is not.
         first = 0 if isfunction(getattr_static(kind, name)) else 1
         try:
             given.bind(*list(wanted)[first:])
@@ -128,9 +129,9 @@ def mixed_state(algorithm: Algorithm, state: State, round: int, ctx: Context) ->
 
 
 def check_first(algorithm: Algorithm, state: State, ctx: Context) -> None:
-    """What is said of the first state must fit it.
+    """Check what the algorithm says about its states against the first one.
 
-    A private group that is misspelt would guard nothing; models that are not the net's nobody could use in the end.
+    A misspelt private group would protect nothing, and models that are not the net's could not be used in the end.
     """
     ctx.known(algorithm.private, state, f"private group of {algorithm.name}")
     models = _state(algorithm.models(state, ctx), f"{algorithm.name}: models")
@@ -146,7 +147,7 @@ def check_first(algorithm: Algorithm, state: State, ctx: Context) -> None:
 
 
 def _state(found: object, where: str) -> State:
-    """A state as it must be, whatever is in it."""
+    """Refuse what is not a State of named tensors without gradients."""
     if not isinstance(found, State):
         raise UserError(f"{where} returns a {type(found).__name__}: return a State.")
     for what, leaves in (("params", found.params), ("buffers", found.buffers)):
@@ -164,7 +165,7 @@ def _state(found: object, where: str) -> State:
 
 
 def _whole(found: object, where: str, before: State) -> State:
-    """A state that has all it had before, and nothing else."""
+    """Refuse a state whose leaves are not those it had before, with the same shapes and types."""
     found = _state(found, where)
     for had, has in ((before.params, found.params), (before.buffers, found.buffers)):
         if changed := sorted(had.keys() ^ has.keys()):
@@ -180,9 +181,9 @@ def _whole(found: object, where: str, before: State) -> State:
 
 @contextmanager
 def _repeatable(where: str, state: State | None = None, round: int = 0) -> Iterator[None]:
-    """Refuse to change ``state`` in place, which is looked at afterwards, and to draw what no other start could draw.
+    """Refuse a block that changes ``state`` in place, as it is still used, or draws from a global generator.
 
-    Draws in the first round alone: later ones may be those of another thread of the user's, whom nobody is to stop.
+    Draws are looked for in the first round only: later ones may come from another thread of the user's.
     """
     leaves = {} if state is None else {**state.params, **state.buffers}
     before = {name: leaf._version for name, leaf in leaves.items()}

@@ -31,7 +31,7 @@ class Join(Algorithm):
     private: ClassVar[frozenset[str]] = WHOLE
     exchange: ClassVar[Exchange] = "none"
     provenance: ClassVar[frozenset[str]] = frozenset({"learned"})
-    # With the run's seed itself as many workers would hold what the run's do.
+    # Without it, as many new workers with the run's seed would hold the same samples as the run's workers.
     stream: ClassVar[str] = "join"
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:

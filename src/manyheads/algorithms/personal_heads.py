@@ -34,7 +34,7 @@ class PersonalHeads(Algorithm):
 
     def prepare(self, model: Split) -> Split:
         if self.heads == "random":
-            # Refuses a head without them while nothing is written yet.
+            # Called for its error: a head that cannot be drawn anew is refused before anything is written.
             drawn_layers(model.get_submodule("head"))
         return model
 
@@ -42,7 +42,10 @@ class PersonalHeads(Algorithm):
         return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())
 
     def train(self, state: State, round: int, ctx: Context, rows: Tensor | None) -> tuple[State, Log]:
-        """The head on a frozen representation, then the representation under the frozen head; ``rows`` None: of all."""
+        """Train the head on the frozen representation, then the representation under the frozen head.
+
+        ``rows``: those that take part; None: all.
+        """
         head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)
         phases = [
             Phase("head", HEAD, head, ctx.rates.sgd(round, head=True), ctx.objective, frozen=self.frozen),

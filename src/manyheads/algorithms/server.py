@@ -32,7 +32,7 @@ class ServerAlgorithm(Algorithm):
         return ctx.rows(ctx.participants(round, self.participation))
 
     def average(self, state: State, groups: Iterable[str], round: int, ctx: Context) -> State:
-        """Some groups of all workers become the average of those who take part."""
+        """The state in which every worker has, in some groups, the average of those who take part."""
         return ctx.average(state, groups, self.weights(round, ctx))
 
     def weights(self, round: int, ctx: Context) -> np.ndarray:
