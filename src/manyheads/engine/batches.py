@@ -43,7 +43,7 @@ class Passes:
 
     def __init__(self, phase: Phase, source: Source, round: int) -> None:
         self.amount, self.source, self.round = phase.amount, source, round
-        # One for all of them, set anew for each: to make a generator takes longer than to draw from it.
+        # One generator, set to a new state for every pass: making one takes longer than drawing from it.
         self._rng = generator(source.seed, phase.stream)
         self._state = self._rng.bit_generator.state
 
@@ -69,7 +69,7 @@ def plan(
 ) -> Plan:
     """Positions in the worker's shard of every mini-batch of a phase; the last of a pass keeps its true size.
 
-    ``go_on`` is called in each pass, of which there may be many: to raise what stops it.
+    ``go_on`` is called in each pass, of which there may be many, and may raise to stop.
     """
     batches: Plan = []
     for order in Passes(phase, source, round)(size, worker):

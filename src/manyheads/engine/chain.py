@@ -2,9 +2,9 @@
 
 Per step and layer there is one batched product forward, one for the input gradient, and one that adds the weight
 gradient straight into the momentum buffer (or the weight): no gradient of the size of the weights is ever stored.
-The clip needs that gradient's norm all the same: with inputs x [B, in] and output gradients d [B, out] of a layer,
-|d^T x|^2 = <d d^T, x x^T>, two B x B products. Only for batches so large that it is smaller than those is the
-gradient made.
+The clip needs that gradient's norm nevertheless: with inputs x [B, in] and output gradients d [B, out] of a layer,
+|d^T x|^2 = <d d^T, x x^T>, two B x B products. The gradient is made only for batches so large that it is smaller than
+these products.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ Tape = list[Saved]
 
 
 def is_chain(model: Split, *, images: bool = False) -> bool:
-    """Whether there is a rule for every layer of the net, each with weights of its own.
+    """Whether there is a rule for every layer of the net, and no two layers share weights.
 
-    ``images``: with layers on images, too, which pays on GPUs alone.
+    ``images``: allow layers on images too, which is faster on GPUs only.
     """
     parts = [_rules(model.get_submodule(name), name, {}) for name in ("representation", *model.head_names)]
     rules = [rule for part in parts if part for rule in part]
@@ -39,10 +39,13 @@ def is_chain(model: Split, *, images: bool = False) -> bool:
 
 
 def _rules(module: nn.Module, name: str, params: Params) -> list[Rule] | None:
-    """The layers' rules in order, each given channels where it takes them; None where a layer has none."""
+    """The layers' rules in order, with rules between them that move the channels to where a layer takes them.
+
+    None: there is no rule for some layer.
+    """
     rules = _layers(module, name, params)
     if rules is None or isinstance(next((r for r in rules if r.channels == "last"), None), PoolingRule):
-        # A pooling that comes first may be given images without channels.
+        # If a pooling comes first, its images may have no channels.
         return None
     turned: list[Rule] = []
     last = False
@@ -68,12 +71,12 @@ def _layers(module: nn.Module, name: str, params: Params) -> list[Rule] | None:
 
 
 def _has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module runs code of the user's, too."""
+    """Whether calling the module also runs code of the user's."""
     return any((module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks))
 
 
 class Chain:
-    """A net of such layers in one kind of phase: its outputs for A workers, and the way back to their weights."""
+    """A net of such layers in one kind of phase: outputs of A workers, and gradients back to their weights."""
 
     def __init__(self, model: Split, phase: Phase, params: Params) -> None:
         """``params``: the workers' rows, of which the first A are taken."""
@@ -94,7 +97,7 @@ class Chain:
         return outputs, tapes
 
     def backward(self, tapes: dict[str, Tape], gradients: Mapping[str, Tensor | None]) -> list[Contribution]:
-        """What the outputs' gradients come to in each layer that moves."""
+        """The weight gradient of each layer that moves, from the outputs' gradients."""
         contributions: list[Contribution] = []
         into_features: Tensor | None = None
         for name, rules in self.heads.items():
@@ -121,7 +124,7 @@ def _forward(rules: Sequence[Rule], x: Tensor, keys: Keys) -> tuple[Tensor, Tape
 def _backward(
     rules: Sequence[Rule], tape: Tape, d: Tensor, moves: bool, deeper: bool, contributions: list[Contribution]
 ) -> Tensor | None:
-    """Collect the layers' contributions where they move; the gradient of the first input where it is wanted."""
+    """Collect the contributions of layers if they move; returns the first input's gradient if ``deeper``."""
     trained = [k for k, rule in enumerate(rules) if rule.weights is not None and rule.weights.trained]
     first = 0 if deeper else (trained[0] if moves and trained else len(rules))
     for k in range(len(rules) - 1, first - 1, -1):

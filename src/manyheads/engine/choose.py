@@ -64,15 +64,15 @@ def make_engine(
 
 
 def _only_loop(model: Split) -> str | None:
-    """Why nothing but ``loop`` can run a net, if that is so."""
+    """Why only ``loop`` can run a net; None: other engines can."""
     if random_module := needs_loop(model):
         return f"{random_module} draws its own random numbers"
-    # Padding would be among them.
+    # Other engines pad batches, and the padding would be among those others.
     return "a sample's output depends on the others in its batch" if model.mixes_samples else None
 
 
 def _obstacle(workload: Workload, footprint: Footprint) -> str | None:
-    """What stands against recording the work, if anything does."""
+    """Why the work cannot be recorded in CUDA graphs; None: it can."""
     if reason := _only_loop(workload.model):
         return reason
     if workload.transform is not None:

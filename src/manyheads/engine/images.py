@@ -55,9 +55,9 @@ def pool(x: Tensor, layer: nn.MaxPool2d) -> Tensor:
 
 
 def unpool(d: Tensor, x: Tensor, layer: nn.MaxPool2d) -> Tensor:
-    """The gradient goes to the first of each window's largest numbers, as with torch.
+    """The gradient goes to the first of each window's largest numbers, as in torch.
 
-    Numbers are compared with each other, not with what ``pool`` has made of them: compiled code may round that.
+    Numbers are compared with each other, not with the result of ``pool``, which compiled code may have rounded.
     """
     places, parts = _windows(x, layer), []
     for k, place in enumerate(places):
@@ -77,7 +77,7 @@ def _windows(x: Tensor, layer: nn.MaxPool2d) -> list[Tensor]:
 
 
 def _spread(x: Tensor, dim: int, stride: int) -> Tensor:
-    """Zeros behind each number along an axis, so that steps of ``stride`` become steps of one."""
+    """Put zeros after each number along an axis, so that steps of ``stride`` become steps of one."""
     if stride == 1:
         return x
     behind = x.unsqueeze(dim + 1)
@@ -85,7 +85,7 @@ def _spread(x: Tensor, dim: int, stride: int) -> Tensor:
 
 
 def _aligned(rows: Tensor) -> Tensor:
-    """Zeros behind the last axis up to a good width."""
+    """Pad the last axis with zeros to a multiple of the alignment."""
     missing = -rows.shape[-1] % _ALIGNMENT
     return pad(rows, (0, missing)) if missing else rows
 

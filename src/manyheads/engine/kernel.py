@@ -56,12 +56,12 @@ def set_modes(model: Split, phase: Phase) -> None:
 
 
 def dropout_keys(layers: Mapping[str, Dropout], base: Tensor, step: int | Tensor) -> dict[str, Tensor]:
-    """The keys of dropout layers in one step, by the names of their tensors: alike in shape to the workers' bases."""
+    """The keys of dropout layers in one step, by the names of their tensors; each shaped like the workers' bases."""
     return {f"{name}.key": dropout_key(base, step, layer.number) for name, layer in layers.items()}
 
 
 def point_at(model: nn.Module, params: Params, buffers: Buffers, row: int) -> None:
-    """Let the module's tensors be one worker's row: what changes them in place changes the row."""
+    """Make the module's tensors views of one worker's row: changing them in place changes the row."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.data = params[name][row]

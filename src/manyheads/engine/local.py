@@ -73,12 +73,12 @@ class LocalEngine:
         sizes = self.work.train.sizes
         rows = range(len(sizes)) if workers is None else workers.tolist()
         moved = {**params, **clone(select(params, phase.update))}
-        # Of the frozen parts, too: layers of the user's may keep statistics that move all the same, for this phase.
+        # All of them: a user's layer may move its statistics in a frozen part too, which are dropped after the phase.
         tracked = clone(buffers)
         loss = torch.full((len(sizes),), float("nan"), dtype=self.dtype, device=self.device)
         batches = {row: num_batches(sizes[row], phase.amount, self.work.source) for row in rows}
         self.progress = Progress(total=sum(batches.values()))
-        # Workers of like length end together, so that no row of a chunk waits for another.
+        # Workers with similar numbers of batches share a chunk, so that hardly any row waits for another.
         order = sorted((row for row in rows if batches[row]), key=lambda row: (-self._width(row), -batches[row]))
         alike = [list(same) for _, same in groupby(order, self._width)]
         chunks = [same[k : k + self.chunk_size] for same in alike for k in range(0, len(same), self.chunk_size)]
@@ -96,7 +96,7 @@ class LocalEngine:
         def score(row: int) -> tuple[Tensor, Tensor, Tensor]:
             model = self._model(params, buffers, row)
             here = shards.rows(row)
-            # In double: a fraction of a few samples is then recorded as that fraction.
+            # In double precision, so that an accuracy over a few samples is recorded as exactly that fraction.
             metric, loss, count = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(3))
             with torch.no_grad(), self._seed("evaluation", row):
                 for part in self._passes(here):
@@ -150,7 +150,7 @@ class LocalEngine:
     def _fit_chunk(self, moved: Params, tracked: Buffers, loss: Tensor, chunk: _Chunk) -> None:
         model, inputs = self._inputs(moved, tracked, chunk)
         first, several = chunk.rows[0], len(chunk.rows) > 1
-        # The very memory of one worker, a copy of several.
+        # A slice trains one worker in place; several workers are copied together, and copied back below.
         rows = torch.tensor(chunk.rows, device=self.device) if several else slice(first, first + 1)
         params = {name: moved[name][rows] for name, _ in model.named_parameters()}
         buffers = {name: tracked[name][rows] for name, _ in model.named_buffers() if name in tracked}
@@ -189,7 +189,7 @@ class LocalEngine:
                 return model, _Inputs(train.x, index, targets)
             for row, own, batches in zip(chunk.rows, index, chunk.plans, strict=True):
                 point_at(model, params, buffers, row)
-                # Samples that the phase never draws need no features: a few steps do not pay for a whole pass.
+                # Only for samples that the phase draws: a few steps are not worth a whole pass.
                 used = torch.from_numpy(np.unique(np.concatenate(batches))).to(self.device)
                 chosen = own[used]
                 computed = torch.cat([prefix(train.x[chosen[part]]) for part in self._passes(slice(0, len(chosen)))])
@@ -229,7 +229,7 @@ class LocalEngine:
             yield Batch(x, labels[:active, s, :width], weight, lengths[s, :active], bases[:active], s)
 
     def _width(self, row: int) -> int:
-        """What a worker's batches are padded to: a matter of its own, so that its bits are the same in any chunk."""
+        """What a worker's batches are padded to: it depends on that worker alone, so that its chunk changes no bit."""
         return min(self.work.source.batch_size, max(_SMALL_BATCH, 1 << (self.work.train.sizes[row] - 1).bit_length()))
 
     def _transformed(self, x: Tensor, counts: np.ndarray, chunk: _Chunk, step: int) -> Tensor:
@@ -243,7 +243,7 @@ class LocalEngine:
         return changed
 
     def _seed(self, stream: str, row: int, round: int = 0) -> AbstractContextManager[None]:
-        """For nets that draw from torch's own generator: what they draw is a function of these, and of the seed."""
+        """For nets that draw from torch's own generator: make their draws a function of these and the seed."""
         seed = key(self.work.source.seed, stream, worker=self.work.ids[row], round=round)
         return torch_seed(seed) if self.seeded else nullcontext()
 
@@ -254,16 +254,16 @@ class LocalEngine:
         return model.eval()
 
     def _replica(self) -> Split:
-        """This thread's own copy of the net: a module can be pointed at one worker at a time only."""
+        """This thread's own copy of the net, as a module can be pointed at only one worker at a time."""
         if getattr(self._own, "model", None) is None:
             self._own.model = twin(self.work.model)
             self._replicas.add(self._own.model)
-        # torch multiplies some inputs in another way by weights that want gradients, even where none are computed: what
-        # a worker's numbers are must not depend on what this copy was used for before.
+        # torch may choose another kernel for weights that require gradients, even if none are computed: reset, so that
+        # a worker's numbers do not depend on what this copy was used for before.
         return self._own.model.requires_grad_(False)
 
     def _let_go(self) -> None:
-        """Point the replicas at the first weights: one that stays at a worker's row keeps all rows in memory."""
+        """Point the replicas at the first weights: one that still points at a row would keep all rows in memory."""
         first = self.work.model
         params = {name: parameter.detach().unsqueeze(0) for name, parameter in first.named_parameters()}
         buffers = {name: buffer.unsqueeze(0) for name, buffer in statistics(first).items()}
@@ -272,7 +272,7 @@ class LocalEngine:
 
     def _each(self, work: Callable[..., Result], items: Sequence) -> list[Result]:
         """``work`` on every item, results in order."""
-        # Whatever the caller's mode: a thread has one of its own.
+        # Whatever the caller's gradient mode is: every thread has its own.
         run = torch.enable_grad()(work)
         try:
             return self.threads.map(run, items) if self.device.type == "cpu" else [run(item) for item in items]
@@ -280,7 +280,7 @@ class LocalEngine:
             self._let_go()
 
     def _passes(self, rows: slice) -> Iterator[slice]:
-        """Rows that go through the net without mini-batches, a part at a time."""
+        """Parts of a range of rows that go through the net together where no mini-batches are drawn."""
         size = _FORWARD_BATCH[self.device.type]
         for start in range(rows.start, rows.stop, size):
             self.threads.go_on()
@@ -288,7 +288,7 @@ class LocalEngine:
 
 
 def _narrow(phase: Phase, rows: Tensor | slice, names: Collection[str]) -> Phase:
-    """The phase with its per-worker tensors cut to some rows, and to the leaves that are named."""
+    """The phase with its per-worker tensors cut to some rows, and its anchor and mask to the named leaves."""
 
     def narrow(tree: Params) -> Params:
         return {name: leaf[rows] for name, leaf in tree.items()}

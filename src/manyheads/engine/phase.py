@@ -35,7 +35,7 @@ class Steps:
 
 
 def _check_count(amount: Epochs | Steps) -> None:
-    """Refuse a count that a phase would never come to the end of."""
+    """Refuse a count that is not a whole number of at least 0: a phase would never end."""
     if not isinstance(amount.count, Integral) or amount.count < 0:
         given = f"{type(amount).__name__}({shown(amount.count)})"
         raise UserError(f"{given} is not an amount of training: give a whole number of at least 0.")
@@ -94,7 +94,7 @@ class Phase:
             kind.check(f"{name} of a phase", getattr(self, name))
 
     def check_rows(self, params: Params, num_workers: int) -> None:
-        """Refuse what it holds of the workers and is not as their leaves are: it would be stretched, or passed over."""
+        """Refuse an anchor, mask or constants that do not fit the workers: they would broadcast, or be ignored."""
         moving, mask = select(params, self.update), self.mask or {}
         anchor = moving if self.proximal is None else self.proximal[0]
         for what, names, leaves in (("proximal", moving, anchor), ("mask", mask, mask)):
@@ -151,7 +151,7 @@ EngineName = Literal["auto", "loop", "batched", "cuda-graphs"]
 """What a user may ask for; ``auto`` is the fastest of the others."""
 
 PrecisionName = Literal["float64", "float32", "tf32", "bf16"]
-"""The numbers of a training; tf32 and bf16 are a GPU's."""
+"""The number format of a training; only GPUs have tf32 and bf16."""
 
 
 class Engine(Protocol):
@@ -159,7 +159,7 @@ class Engine(Protocol):
 
     name: str
     progress: Progress
-    """Nothing where a phase is over sooner than anybody asks."""
+    """Stays empty in engines whose phases are too short to show."""
 
     def place(self, leaves: Params) -> Params:
         """Leaves put where the workers' rows are kept."""

@@ -18,7 +18,7 @@ Saved = tuple[Tensor, ...]
 """What a rule's way back needs of its way forward."""
 
 _FEW_ROWS = 256
-"""Up to here B x B products cost too little to look for anything cheaper."""
+"""Up to so many rows, B x B products are cheap enough in any case."""
 
 
 def products(a: Tensor, b: Tensor, total: Tensor | None = None) -> Tensor:
@@ -36,7 +36,7 @@ def add_products_(total: Tensor, a: Tensor, b: Tensor, *, beta: float, alpha: fl
 
 
 def _is_lone_column(a: Tensor, b: Tensor) -> bool:
-    """Whether torch takes the product of a lone worker for one with a vector, which it sums in another order."""
+    """Whether torch would compute a single worker's product as one with a vector, which sums in another order."""
     return b.shape[2] == 1 and len(a) == 1
 
 
@@ -67,7 +67,7 @@ class Weights:
         if self.layer.bias is None:
             return products(rows, weight)
         bias = self._rows("bias", self.layer.bias, len(rows)).unsqueeze(1)
-        # On a GPU baddbmm writes the bias everywhere first; compiled code adds it on the way to the next layer.
+        # On a GPU baddbmm first writes the bias everywhere; compiled code adds it on the way to the next layer.
         compiling = torch.compiler.is_compiling()
         return products(rows, weight) + bias if compiling else products(rows, weight, bias)
 
@@ -80,7 +80,7 @@ class Weights:
 class Contribution:
     """A layer's weight gradient in factors: output gradients [A, B, out] and inputs [A, B, in].
 
-    Of a convolution they are those of all positions of all images, and the inputs may be wider, by zeros.
+    For a convolution B counts the positions of all images, and the inputs may be padded with zeros.
     """
 
     name: str
@@ -97,10 +97,10 @@ class Contribution:
         return products(self.d.mT, self.x)[..., : self.layer.weight[0].numel()]
 
     def square_norm(self, dtype: torch.dtype, product: Tensor | None = None) -> Tensor:
-        """|d^T x|^2 and the bias gradient's, summed in ``dtype``, [A]; of the product where that is made anyway."""
+        """|d^T x|^2 plus that of the bias, summed in ``dtype``, [A]; from ``product`` if the caller has it anyway."""
         (rows, outputs), inputs = self.d.shape[1:], self.x.shape[2]
         if product is None and rows <= max(_FEW_ROWS, inputs * outputs // (inputs + outputs)):
-            # Terms of both signs: these products must be as exact as their sum.
+            # The terms have both signs and may cancel: the products must be as exact as their sum.
             d, x = self.d.to(dtype), self.x.to(dtype)
             weight = products(d, d.mT).mul_(products(x, x.mT)).sum((1, 2))
         else:
@@ -113,12 +113,12 @@ class Rule(ABC):
     """How a layer goes forward and back."""
 
     channels: ClassVar[Literal["first", "last", "any"]] = "first"
-    """Where it takes them among an image's axes: C, H, W or H, W, C."""
+    """Where it takes the channels of an image: first is C, H, W and last is H, W, C."""
     weights: Weights | None = field(default=None, init=False)
 
     @abstractmethod
     def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
-        """The output, and what ``backward`` needs; first the rows of the product where there are weights."""
+        """The output, and what ``backward`` needs; with weights, the rows of the product come first in that."""
 
     @abstractmethod
     def backward(self, d: Tensor, saved: Saved) -> Tensor:
@@ -130,7 +130,7 @@ class LinearRule(Rule):
     weights: Weights = field()
 
     def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
-        # Samples of more than one axis: every vector along the last is a row of the product.
+        # A sample may have several axes: every vector along the last one is a row of the product.
         rows = x.flatten(1, -2)
         return self.weights.product(rows).view(*x.shape[:-1], -1), (rows,)
 
@@ -203,7 +203,7 @@ class FlattenRule(Rule):
 
 @dataclass(frozen=True)
 class TurnRule(Rule):
-    """Takes the channels from one place among an image's axes to another."""
+    """Moves the channels from one place among an image's axes to another."""
 
     before: int
     after: int
@@ -218,7 +218,7 @@ class TurnRule(Rule):
 def rule_for(name: str, layer: nn.Module, params: Params) -> Rule | None:
     """The layer's rule, with its workers' weights among ``params``; None: there is none.
 
-    There is none for a class made out of these, either: it may compute something else.
+    Nor is there one for a subclass of these layers: it may compute something else.
     """
     trained, constant = next(layer.buffers(), None) is None, next(layer.parameters(), None) is None
     if type(layer) is nn.Linear and (trained or constant):

@@ -12,7 +12,7 @@ from manyheads.tree import Params, by_row, flatten
 
 
 def one_by_one(terms: Sequence[Tensor]) -> Tensor:
-    """The sum of tensors in their order; over a stack of them it would depend on the number of workers in it."""
+    """The sum of tensors, added one by one: summed over a stack, the number of workers would show in the bits."""
     return reduce(add, terms)
 
 
@@ -29,10 +29,10 @@ def clip_(gradients: Params, limit: float) -> None:
 
 
 def apart(gradients: Params) -> Params:
-    """The gradients, each in memory of its own, to be changed in place.
+    """The gradients, each in memory of its own, so that they can be changed in place.
 
-    Leaves that a net adds to each other, as the two biases of an LSTM, have one gradient; one that is the same number
-    everywhere, as that of a mean, may be that number alone.
+    autograd gives leaves that are added to each other, such as the two biases of an LSTM, one gradient for both; and a
+    gradient that is the same number everywhere, such as a mean's, may be that one number, expanded.
     """
     taken: set[int] = set()
     own: Params = {}

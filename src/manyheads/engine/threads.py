@@ -1,4 +1,4 @@
-"""Work shared out to threads, torch single-threaded in each: their number changes no bit, and they stop together."""
+"""Work shared by threads, with torch single-threaded in each, so that their number changes no bit of the results."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +12,7 @@ Result = TypeVar("Result")
 
 
 class Threads:
-    """So many threads, started when there is work for more than one."""
+    """A number of threads, started when there is work for more than one, and stopped together."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -29,7 +29,7 @@ class Threads:
         try:
             return list(self._pool.map(work, items))
         except BaseException:
-            # No thread works on: an item can take minutes, and after Ctrl-C the process ends with its last thread.
+            # Stop the other threads: an item can take minutes, and after Ctrl-C the process waits for its last thread.
             self._stopped.set()
             self._pool.shutdown()
             self._pool = None
@@ -37,7 +37,7 @@ class Threads:
             raise
 
     def go_on(self) -> None:
-        """Asked by the work itself between steps: ends that of a thread whose result nobody waits for any more."""
+        """Called by the work itself between steps; raises if nobody waits for the result any more."""
         if self._stopped.is_set():
             raise CancelledError
 

@@ -15,7 +15,7 @@ from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, twin
 from manyheads.tree import Buffers, Params, add_prefix, clone, leading, select
 
-# Said at each place in the net, with a plea to write to torch's authors; unless asked for, such nets run in ``loop``.
+# torch repeats it for every layer, and asks to report it to its authors. By default such nets run in ``loop`` anyway.
 warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
 
 
@@ -36,7 +36,7 @@ class VmapKernel:
     padded: ClassVar[bool] = True
 
     def __init__(self, model: Split, phase: Phase, params: Params, buffers: Buffers) -> None:
-        # A copy: a functional call can leave tied layers without the tensors that other code points at a worker.
+        # A copy: after a functional call, tied layers may have lost the tensors that point at a worker's row.
         model = twin(model)
         self.net, self.phase, self.dropouts = Outputs(model), phase, dropouts(model)
         self.norms = [name for name, module in model.named_modules() if isinstance(module, BatchNorm)]
@@ -63,14 +63,14 @@ class VmapKernel:
             return total / count, (total, statistics)
 
         moving, constants = leading(self.descent.params, active), leading(self.phase.constants, active)
-        # Statistics are written in place: let them be copies, so that a failed step leaves the rows whole.
+        # Statistics are written in place: on copies, so that a failed step leaves the rows as they were.
         others = leading(self.frozen, active) | clone(leading(self.buffers, active)) | supplied
         try:
             gradients, (_, (sums, statistics)) = vmap(grad_and_value(loss, has_aux=True))(
                 moving, others, batch.x, batch.y, weight, batch.count, constants
             )
         except RuntimeError as error:
-            # Not every operation has a rule for many workers at once.
+            # Not every operation can be batched by vmap.
             reason = str(error).partition(". ")[0]
             raise UserError(f"engine 'batched' cannot run this net ({reason}): use 'loop'.") from error
         self.descent.step(gradients)

@@ -34,11 +34,11 @@ class Workload:
     transform: Transform | None = None
 
     def __post_init__(self) -> None:
-        # Once for the whole net: what an engine cuts off of it draws the same masks.
+        # Numbered once for the whole net, so that a part that an engine cuts off draws the same masks.
         for number, layer in enumerate(dropouts(self.model).values()):
             layer.number = number
 
     def worth_caching(self, num_features: int) -> bool:
-        """Whether so many features of every train sample are not far larger than the samples themselves."""
+        """Whether so many features per train sample do not take far more memory than the samples themselves."""
         room = max(_LARGEST_GROWTH * self.train.x.numel(), _ALWAYS_CACHED)
         return num_features * len(self.train.index) <= room
