@@ -23,7 +23,7 @@ class Network(Protocol):
     def mix(self, params: Params, round: int, mask: Params | None = None) -> Params:
         """Row i becomes sum_j P_ij x_j; with a mask, sum_j P_ij x_j / sum_j P_ij m_j, and 0 where that is 0 / 0.
 
-        Of no leaves, as groups give that a net has nothing in, there is nothing to send.
+        ``params`` may be empty, as for groups without parameters: then nothing is sent.
         """
         ...
 

@@ -1,8 +1,8 @@
 """Workers spread over processes that torch.distributed connects: gloo between CPUs, NCCL between GPUs.
 
-Each process hosts a contiguous block of workers. Mixing sends a row once to every process that hosts a neighbour, and
-whatever one process sends another as one message. Where all rows of P are equal, as on the full graph, and for a
-server's average, one running sum goes from process to process instead, and its end to all: fewer bytes, the same bits.
+Each process hosts a contiguous block of workers. Mixing sends a row once to every process that hosts a neighbour; all
+that one process sends another is one message. If all rows of P are equal, as on the full graph, and for a server's
+average, a running sum goes from process to process instead, and its result to all: fewer bytes, the same bits.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ _PIECE_BYTES = 1 << 20
 """A running sum goes on in pieces of about this size, so that all processes add at the same time."""
 
 _NOBODY = float("nan")
-"""What is gathered of a worker that no process hosts."""
+"""The value that is gathered for a worker that no process hosts."""
 
 
 class Distributed:
@@ -100,7 +100,7 @@ class Distributed:
         return self.mixing.rows(round).present
 
     def _message_sizes(self, params: Params, mask: Params) -> np.ndarray:
-        """Bytes of every worker's message, [N]. Without a mask all are as long as one's own."""
+        """Bytes of every worker's message, [N]. Without a mask all are of one length, known without asking."""
         own = message_bytes(params, mask)
         if mask:
             return self.gather(torch.from_numpy(own)).numpy()
@@ -134,7 +134,7 @@ class Distributed:
         return dict(sorted(received.items()))
 
     def _sum_is_smaller(self, params: Params, mask: Params, sizes: np.ndarray) -> bool:
-        """Whether a running sum and its way to all take fewer bytes than every row's way to every other process."""
+        """Whether passing on a running sum and its result takes fewer bytes than sending every row to the others."""
         return 2 * (nbytes(params) + nbytes({name: params[name] for name in mask})) < sizes.sum()
 
     def _mix_by_sum(self, params: Params, mask: Params, weights: np.ndarray) -> Params:
@@ -183,7 +183,7 @@ def _wait(works: Iterable[dist.Work]) -> None:
 
 
 def _pieces(params: Params) -> Iterator[Params]:
-    """Leaves of one type in a row, as many as make a piece worth sending."""
+    """The leaves in pieces: consecutive ones of one type, enough to be worth a message."""
     piece: Params = {}
     for name, leaf in params.items():
         size = sum(other[0].nbytes for other in piece.values())

@@ -17,7 +17,7 @@ from manyheads.network.processes import POLL_SECONDS, Processes, ask, named
 
 _joined: Processes | None = None
 _looking = False
-"""Whether this process has come to look for process 0."""
+"""Whether this process has begun to look for process 0."""
 
 
 def join(timeout: float, device: torch.device) -> Processes:
@@ -33,10 +33,10 @@ def join(timeout: float, device: torch.device) -> Processes:
 
 
 def failure(line: str) -> str | None:
-    """What to show when this process fails with a line of its own; None: another on this machine shows it.
+    """What to show when this process fails with a ``line``; None: another process on this machine shows it.
 
-    Before the processes have met, the first on each host shows its own; where that is a process 0 that does not come,
-    the one after it does.
+    Before the processes have met, the first on each host shows its own line; if that would be a process 0 that never
+    came, process 1 does.
     """
     if _joined is None:
         return line if local_rank() == 0 or (_looking and os.environ["RANK"] == "1") else None
@@ -55,7 +55,7 @@ def _join(timeout: float, device: torch.device) -> None:
             f"WORLD_SIZE is set, but what goes with it is missing or wrong ({error}): start with torchrun."
         ) from None
     _looking = True
-    # torchrun keeps the store itself, and it then outlives the processes; without torchrun process 0 keeps it.
+    # torchrun keeps the store itself, which then outlives the processes; without torchrun, process 0 keeps it.
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     store, own = _open_store(address, port, rank, keeps, timeout), secrets.token_hex(8)
     try:
@@ -75,10 +75,10 @@ def _join(timeout: float, device: torch.device) -> None:
         dist.init_process_group(backend, store=ours, rank=rank, world_size=count, timeout=limit)
         if nccl:
             _joined.wire = device
-            # NCCL connects in the first call, which all must make; in a round some may have nothing to send.
+            # NCCL connects in its first call, which all must make together; in a round some may have nothing to send.
             torch.cuda.set_device(device)
             dist.all_reduce(torch.zeros(1, device=device))
-    # Whoever ends soon, because of an error in the options perhaps, must not end while others still connect.
+    # A process that ends soon, with an error in its options perhaps, must not end while others still connect.
     _joined.wait()
 
 
@@ -86,13 +86,13 @@ def _open_store(address: str, port: int, rank: int, keeps: bool, timeout: float)
     """The store of all processes, which one of them keeps, or torchrun."""
     began = time.monotonic()
     if not keeps:
-        # torch reports a store that is not there yet in a hundred lines: look whether it is before asking it.
+        # torch reports a store that is not there yet in a hundred lines: see that it listens before asking it.
         while not _listens(address, port):
             if time.monotonic() - began > timeout:
                 raise _nobody_at(address, port, rank, timeout)
             time.sleep(POLL_SECONDS)
     limit = timedelta(seconds=timeout)
-    # Whatever else listens there may never answer.
+    # With a limit: something else may listen there and never answer.
     store = ask(
         lambda: TCPStore(address, port, None, keeps, limit, wait_for_workers=False, multi_tenant=True),
         began + timeout - time.monotonic(),
@@ -118,7 +118,7 @@ def _nobody_at(address: str, port: int, rank: int, timeout: float) -> UserError:
 
 
 def _have_gpus_of_their_own(store: Store, rank: int, count: int, device: torch.device) -> bool:
-    """Whether NCCL can connect the processes: it wants a GPU for each. Others send through the host's memory."""
+    """Whether NCCL can connect the processes: it needs a GPU for each. Otherwise gloo sends through host memory."""
     own = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
     store.set(f"gpu/{rank}", own)
     gpus = [store.get(f"gpu/{other}") for other in range(count)]
@@ -128,9 +128,9 @@ def _have_gpus_of_their_own(store: Store, rank: int, count: int, device: torch.d
 def _take_up(store: Store, own: str, rank: int, count: int, timeout: float) -> str:
     """A name for this start, the same for all its processes.
 
-    torchrun starts processes anew with the store as the last ones left it, the addresses of the dead included: what
-    this start keeps in the store must have a name of its own. Process 0 proposes one; each of the others takes it up
-    under its ``own``, and is in when it sees that confirmed.
+    torchrun restarts processes with the store as the last ones left it, including the addresses of the dead: what this
+    start keeps in the store needs a name of its own. Process 0 proposes one; each of the others answers under it with a
+    token of its ``own``, and has joined once process 0 has confirmed that token.
     """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -144,7 +144,7 @@ def _take_up(store: Store, own: str, rank: int, count: int, timeout: float) -> s
 
 
 def _assemble(processes: Processes, store: Store) -> None:
-    """Go on when all have come; until then process 0 proposes its name, and confirms it to those who take it up."""
+    """Return when all have come; until then process 0 proposes its name, and confirms those who answer."""
     deadline = time.monotonic() + processes.timeout
     start, unmet = processes.generation, [*range(1, processes.count)]
     while absent := processes.absent():

@@ -15,7 +15,7 @@ Placement = tuple[range, ...]
 
 
 def blocks(load: Sequence[int], num_processes: int) -> Placement:
-    """Contiguous blocks of one worker or more whose loads, such as numbers of samples, come nearest to equal ones."""
+    """Contiguous blocks of at least one worker, with loads (such as numbers of samples) as equal as possible."""
     num_workers = len(load)
     if num_processes > num_workers:
         raise UserError(f"{num_processes} processes for {counted(num_workers, 'worker')}: start at most {num_workers}.")
@@ -36,9 +36,9 @@ def owners(placement: Placement, num_workers: int) -> np.ndarray:
 
 
 def crossings(matrix: Rows, owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The rows that mixing by P sends to other processes, each once a process: (destinations, workers).
+    """The rows that mixing by P sends to other processes, each at most once to a process: (destinations, workers).
 
-    In the order of destination and worker, so that both ends agree on what lies where in a message.
+    Sorted by destination and worker, so that both ends agree on what stands where in a message.
     """
     senders, receivers = links(matrix)
     crossing = owner[senders] != owner[receivers]

@@ -1,6 +1,7 @@
-"""``torchrun --rdzv-backend manyheads``: machines meet as with c10d, or one line says why not; mistakes end them.
+"""``torchrun --rdzv-backend manyheads``: like c10d, but one line says why machines cannot meet.
 
-torchrun finds this by the package's entry point and runs it before anything else of manyheads.
+After a user's mistake it also ends torchrun instead of restarting. torchrun finds it by the package's entry point and
+runs it before anything else of manyheads.
 """
 
 import os
@@ -39,7 +40,7 @@ def _meet(params: RendezvousParameters) -> RendezvousHandler:
 
 
 class _Meeting(RendezvousHandler):
-    """torchrun's own handler, with other words at the end."""
+    """torchrun's own handler, which ends with one line when machines cannot meet, and after a user's mistake."""
 
     def __init__(self, handler: RendezvousHandler, params: RendezvousParameters) -> None:
         self._handler, self._params, self._gave_up = handler, params, announce()
@@ -56,7 +57,7 @@ class _Meeting(RendezvousHandler):
         if self._gave_up.exists():
             # A process of this machine has said why.
             self.shutdown()
-            # If this is where they meet, the others must still learn that it is over.
+            # If the machines meet here, the others must still be able to ask whether it is over.
             time.sleep(_LINGER_SECONDS)
             raise SystemExit(2)
         with _one_line(self._params):

@@ -1,4 +1,4 @@
-"""Whether torchrun starts a process again, and how the process asks it not to: by an empty file that both know."""
+"""Whether torchrun restarts a process, and how the process asks it not to: by an empty file that both know of."""
 
 import os
 import secrets
@@ -10,7 +10,7 @@ _NAME = "MANYHEADS_GAVE_UP"
 
 
 def announce() -> Path:
-    """The file that processes started from here on will leave."""
+    """Choose the file by which processes that are started from now on will ask not to be restarted."""
     path = Path(gettempdir(), f"manyheads-{secrets.token_hex(8)}")
     os.environ[_NAME] = str(path)
     return path
@@ -24,17 +24,17 @@ def how_it_goes_on() -> str:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this process again: what went wrong, it was there."""
+    """Whether torchrun has restarted this process, so that it took part before."""
     return _count("RESTART_COUNT") > 0
 
 
 def give_up() -> None:
-    """Ask not to be started again, where somebody may do so."""
+    """Ask not to be restarted, if this was started where that can be asked."""
     if name := os.environ.get(_NAME):
         with suppress(OSError):
             Path(name).touch()
 
 
 def _count(name: str) -> int:
-    """What torchrun tells a process of its restarts; 0: it does not."""
+    """A number that torchrun tells its processes; 0 without torchrun."""
     return int(os.environ.get(f"TORCHELASTIC_{name}", "0"))

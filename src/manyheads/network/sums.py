@@ -32,7 +32,7 @@ class AtHand:
 
 
 def mix_rows(leaves: Mapping[str, AtHand], masks: Mapping[str, AtHand], matrix: Rows) -> Params:
-    """P applied to the hosted rows of every leaf; under a mask each weight is averaged over those who have it."""
+    """P applied to the hosted rows of every leaf; a masked weight is averaged over those who keep it."""
     mix = _Mixer(matrix)
     mixed: Params = {}
     for name, leaf in leaves.items():
@@ -93,7 +93,7 @@ class _Mixer:
             here = slice(matrix.offsets[worker], matrix.offsets[worker + 1])
             heard = matrix.weights[here] != 0
             columns, weights = matrix.columns[here][heard], matrix.weights[here][heard]
-            # Rows of P that are equal have equal results: on the full graph one sum serves all.
+            # Equal rows of P give equal results: on the full graph one sum serves all.
             same = done.setdefault((columns.tobytes(), weights.tobytes()), row)
             if same is row:
                 add_rows(row.zero_(), leaf, columns, weights)
@@ -102,7 +102,7 @@ class _Mixer:
         return mixed
 
     def _product(self, leaf: AtHand) -> Tensor:
-        """The same as one product, in whatever order the device likes to sum."""
+        """The same as one product, whose order of summation is up to the device."""
         dtype, here = leaf.hosted.dtype, slice(leaf.workers.start, leaf.workers.stop)
         if dtype not in self._dense:
             self._dense[dtype] = torch.from_numpy(self.matrix.dense()[here]).to(leaf.hosted)
