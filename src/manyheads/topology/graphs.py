@@ -28,7 +28,7 @@ class Graph:
 
     @property
     def spec(self) -> str:
-        """The one text that all ways to write this graph come to."""
+        """The canonical text of this graph, whichever way it was written."""
         if self.own:
             return self.own.spec
         return self.family if self.number is None else f"{self.family}:{self.number}"
@@ -67,11 +67,11 @@ class Links:
     receiver: np.ndarray
     sender: np.ndarray
     weight: np.ndarray | None = None
-    """Their entries in P, where the user has said so, [links]."""
+    """Their entries in P, if the user has given them, [links]."""
 
 
 def parse_graph(spec: str) -> Graph:
-    """Read a spec: a name, and after a colon a random graph's number or the links of one's own."""
+    """Read a spec: a name, and after a colon a random graph's number or the user's own links."""
     family, colon, text = spec.partition(":")
     if family == "links":
         return Graph(family, own=parse_links(text))
@@ -93,12 +93,12 @@ def parse_graph(spec: str) -> Graph:
 
 
 def is_graph(spec: str) -> bool:
-    """Whether a spec is a graph's; ``server`` and ``none`` stand in its place where an algorithm has none."""
+    """Whether a spec is a graph and not ``server`` or ``none``, which algorithms without a graph have instead."""
     return spec not in ("server", "none")
 
 
 def brief(spec: str) -> str:
-    """A spec for people: of links that are named one by one, the first few."""
+    """A spec for people: a long list of the user's own links is cut to the first few."""
     return str(parse_graph(spec)) if spec.startswith("links:") else spec
 
 
@@ -115,7 +115,7 @@ def draw_links(graph: Graph, num_workers: int, seed: int, round: int = 0, *, con
     assert graph.number is not None
     rng = generator(seed, "graph", round=round)
     draw = _RANDOM[graph.family]
-    # A hopeless spec is refused in round 0, before anything is trained; a later round may take its time.
+    # In round 0, before anything is trained, a hopeless spec is refused soon; a later round is tried for long.
     draws = 100 if round == 0 else 100_000
     for _ in range(draws):
         links = _links(num_workers, draw(num_workers, graph.number, rng), graph.directed)
@@ -145,7 +145,7 @@ def connected(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> boo
 
 
 def distinct(codes: np.ndarray) -> np.ndarray:
-    """The different values, ascending: np.unique, which hashes integers and takes many times as long."""
+    """The different values, ascending: as np.unique, but many times faster, since that hashes integers."""
     codes = np.sort(codes)
     return codes[np.diff(codes, prepend=-1) > 0]
 
@@ -162,7 +162,7 @@ def _links(num_workers: int, pairs: Pairs, directed: bool) -> Links:
     if not directed:
         codes = np.concatenate([codes, sender * num_workers + receiver])
     receiver, sender = np.divmod(distinct(codes), num_workers)
-    # On a circle a lone worker stands before itself.
+    # A single worker on a circle would be its own neighbour.
     others = receiver != sender
     return Links(num_workers, receiver[others], sender[others])
 

@@ -6,14 +6,14 @@ from manyheads.topology.graphs import grid_shape
 from manyheads.topology.rows import Mixing
 
 MOST_SPRINGS = 400
-"""From here on the picture of a random graph is a blur whatever its layout, and a circle costs nothing."""
+"""With more workers a random graph is a blur in any layout, and a circle costs nothing."""
 
 
 def edges(mixing: Mixing, round: int = 0) -> list[tuple[int, int]]:
     """The pairs of workers that exchange anything in a round, in either direction: each once, (i, j) with i < j."""
     rows = mixing.rows(round)
     low, high = np.minimum(rows.receivers, rows.columns), np.maximum(rows.receivers, rows.columns)
-    # As one number a pair is sorted many times faster.
+    # A pair as one number: that is sorted many times faster.
     pairs = np.unique((low * mixing.num_workers + high)[low < high])
     return [divmod(pair, mixing.num_workers) for pair in pairs.tolist()]
 

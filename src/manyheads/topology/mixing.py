@@ -25,10 +25,10 @@ def build_mixing(
 ) -> Mixing:
     """The mixing of a graph spec, checked. Links with weights of their own make no use of ``weights``.
 
-    ``redraw`` draws a random graph anew each round. In each round every link fails with probability ``link_failure``
-    and every worker is absent with probability ``worker_failure``, which takes all its links; one worker at least is
-    present always. The weight of a failed link stays with its receivers. A P that is not doubly stochastic is
-    refused unless ``allow_row_stochastic`` (an algorithm's word) or ``weights="uniform"`` (the user's) accepts it.
+    ``redraw`` draws a random graph anew each round. In each round every link fails with probability ``link_failure``,
+    and every worker is absent, with all its links, with probability ``worker_failure``; at least one worker is always
+    present. The weight of a failed link stays with its receivers. A P that is not doubly stochastic is refused unless
+    ``allow_row_stochastic`` (the algorithm's choice) or ``weights="uniform"`` (the user's) accepts it.
     """
     spec = parse_graph(graph)
     if weights not in WEIGHTS:
@@ -83,11 +83,11 @@ def without(mixing: Mixing, away: Sequence[int]) -> Mixing:
 def _links_by_round(
     spec: Graph, num_workers: int, seed: int, redraw: bool
 ) -> tuple[int | None, Callable[[int], Links]]:
-    """After how many rounds the links repeat themselves (None: never), and the links of a round before that."""
+    """After how many rounds the links repeat (None: never), and a function from a round before that to its links."""
     if not spec.random:
         cycle = fixed_links(spec, num_workers)
         return len(cycle), cycle.__getitem__
-    # Directed draws need not be connected one by one when others follow.
+    # Directed graphs that are redrawn need not be connected in every single round.
     connect = not (redraw and spec.directed)
     return None if redraw else 1, partial(draw_links, spec, num_workers, seed, connect=connect)
 
@@ -128,7 +128,7 @@ def _weighted(links: Links, weights: str) -> Rows:
 
 
 def _present(num_workers: int, failure: float, seed: int, round: int) -> np.ndarray:
-    """Who takes part, [N] bool: never nobody, so that a mean over the present is always one over somebody."""
+    """Who takes part, [N] bool: always somebody, so that a mean over those present exists."""
     lots = generator(seed, "absence", round=round).random(num_workers)
     return lots >= min(failure, lots.max())
 
@@ -150,7 +150,7 @@ def _without_failed(
 
 
 def _among(rows: Rows, present: np.ndarray, works: np.ndarray) -> Rows:
-    """P over the links that work, [entries] bool, between present workers; the weight of others stays at receivers."""
+    """P over working links, ``works`` [entries] bool, between present workers; other weight stays with the receiver."""
     receivers, senders = rows.receivers, rows.columns
     alive = works & (receivers != senders) & present[receivers] & present[senders]
     return sparse_rows(receivers[alive], senders[alive], rows.weights[alive], present)

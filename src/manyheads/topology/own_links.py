@@ -13,12 +13,12 @@ EXAMPLE = "links:0-1,1-2,0-2"
 _LINK = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?:=([0-9.e-]{1,30}))?")
 _SHOWN_LINKS = 4
 _MOST = 1 + 1e-6
-"""What weights may come to: those of a matrix that was float32 once can be a hair more than 1."""
+"""The most that a worker's weights may sum to: slightly above 1, for a matrix that was once in float32."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Two workers who hear each other, and how much they make of it."""
+    """Two workers who hear each other, and with which weight."""
 
     one: int
     other: int
@@ -50,7 +50,7 @@ class OwnLinks:
 
     @property
     def spec(self) -> str:
-        """The one text that all ways to write these links come to."""
+        """The canonical text of these links, whichever way they were written."""
         return "links:" + "/".join(",".join(map(str, links)) for links in self.rounds)
 
     @property
@@ -64,7 +64,7 @@ class OwnLinks:
         return all(len(set(_sums(links).values())) == 1 for links in self.rounds)
 
     def check(self, num_workers: int) -> None:
-        """Refuse links of workers that there are not, and weights that leave a worker less than nothing."""
+        """Refuse links to workers that do not exist, and weights that leave a negative one for the worker itself."""
         for links in self.rounds:
             for link in links:
                 if link.one == link.other or link.other >= num_workers:
@@ -85,7 +85,7 @@ class OwnLinks:
 
 
 def parse_links(text: str) -> OwnLinks:
-    """Read what stands behind ``links:``, however often, in whatever order and direction a link is named."""
+    """Read what follows ``links:``; a link may be named more than once, in any order and direction."""
     try:
         rounds = [{_parse(link) for link in part.split(",")} for part in text.split("/")]
     except ValueError:

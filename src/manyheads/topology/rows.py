@@ -19,8 +19,8 @@ SEARCHED_ROUNDS = 64
 class Rows:
     """P of one round, N rows of neighbours and weights: worker i gets ``sum_j P_ij x_j``.
 
-    A row holds its diagonal entry always, even with weight 0, and every other entry only where a message crosses a
-    link: ``len(columns) - N`` messages are sent in the round.
+    A row always holds its diagonal entry, even with weight 0, and other entries only where a message crosses a link:
+    ``len(columns) - N`` messages are sent in the round.
     """
 
     offsets: np.ndarray
@@ -72,13 +72,13 @@ class Mixing:
 
 
 def sparse_rows(receiver: np.ndarray, sender: np.ndarray, weight: np.ndarray, present: np.ndarray) -> Rows:
-    """Rows out of links, each array [links]; the diagonal takes what they leave of a row's 1."""
+    """Rows made of links, each array [links]; the diagonal takes what is left of a row's sum of 1."""
     num_workers = len(present)
     everyone = np.arange(num_workers)
-    # 1 minus the weights, taken from an equal share: on a regular graph all weights of P are then the same bits.
+    # 1 minus the weights, computed from an equal share, so that on a regular graph all weights have the same bits.
     share = 1 / (1 + np.bincount(receiver, minlength=num_workers))
     diagonal = share + np.bincount(receiver, share[receiver] - weight, minlength=num_workers)
-    # Weights of a user's own may come to a hair more than 1.
+    # A user's own weights may sum to slightly more than 1.
     diagonal = np.where((diagonal > -TOLERANCE) & (diagonal < 0), 0.0, diagonal)
     receivers = np.concatenate([receiver, everyone])
     columns = np.concatenate([sender, everyone])
@@ -136,10 +136,10 @@ def check(mixing: Mixing) -> None:
 
 
 def check_agreement(mixing: Mixing) -> None:
-    """Refuse rounds that repeat themselves and in which camps of workers at most exchange their models.
+    """Refuse a periodic mixing under which camps of workers at most swap their models, and so never agree.
 
-    They show by a model's ways through the rounds: these do not lead to everybody, or back to its worker only after
-    multiples of more rounds than the period has.
+    Follow a model through the rounds of one period after another: in such a mixing it does not reach everybody, or it
+    comes back to its worker only after multiples of more rounds than the period has.
     """
     period, num_workers = mixing.period, mixing.num_workers
     if period is None:
@@ -148,7 +148,7 @@ def check_agreement(mixing: Mixing) -> None:
     for round in range(period):
         rows = mixing.rows(round)
         heard = (rows.receivers != rows.columns) | (rows.weights > TOLERANCE)
-        # A worker stands for one in each round, who hears those of the round before.
+        # Every worker is one node in each round of the period, which hears nodes of the round before.
         after = (round + 1) % period
         links.append((after * num_workers + rows.receivers[heard], round * num_workers + rows.columns[heard]))
     receiver, sender = map(np.concatenate, zip(*links, strict=True))
@@ -161,7 +161,7 @@ def check_agreement(mixing: Mixing) -> None:
 
 
 def _cycle(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> int:
-    """What the numbers of steps on all ways back to oneself are multiples of, where every worker can be reached."""
+    """The greatest common divisor of the lengths of all cycles in a strongly connected graph."""
     steps = np.full(num_workers, -1)
     steps[0] = done = 0
     while (steps < 0).any():

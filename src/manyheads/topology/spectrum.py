@@ -41,10 +41,10 @@ class Spectrum:
 def spectral(mixing: Mixing) -> Spectrum:
     """Measure a mixing from the product M of its rounds' P; dense, for up to a few thousand workers.
 
-    ``rho`` is ``|M - 11^T/N|_2 ** (1 / rounds)`` where every P is doubly stochastic: for a fixed symmetric P its second
-    largest absolute eigenvalue. Otherwise what is kept is not the mean, and it is the second largest absolute
-    eigenvalue of M to that power, the rate in the long run. The last one found is kept: of thousands of workers it
-    takes seconds.
+    ``rho`` is ``|M - 11^T/N|_2 ** (1 / rounds)`` if every P is doubly stochastic: for a fixed symmetric P that is its
+    second largest absolute eigenvalue. Otherwise mixing does not preserve the mean, and ``rho`` is the second largest
+    absolute eigenvalue of M to that power, the rate in the long run. The last result is cached, as thousands of workers
+    take seconds.
     """
     num_workers = mixing.num_workers
     rounds = mixing.period or SAMPLED_ROUNDS
@@ -103,7 +103,7 @@ def _ones(column_sums: tuple[float, float]) -> bool:
 
 
 def _norm(matrix: np.ndarray) -> float:
-    """The spectral norm; of a symmetric matrix in a fraction of the time."""
+    """The spectral norm; for a symmetric matrix by its eigenvalues, in a fraction of the time."""
     if np.array_equal(matrix, matrix.T):
         return float(np.abs(np.linalg.eigvalsh(matrix)).max())
     return float(np.linalg.norm(matrix, 2))
