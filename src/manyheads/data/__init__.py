@@ -18,10 +18,10 @@ _DOWNLOADED = {
     "cifar100": partial(cifar.load, cifar.CIFAR100),
     "fashion-mnist": fashion_mnist.load,
 }
-"""In files that are refused unless they are the published ones."""
+"""Data sets whose files must be the published ones: others are refused by their checksums."""
 
 _PLACED = {"harbox": harbox.load, "mobiact": mobiact.load}
-"""In files that a user puts in place, which no checksum knows."""
+"""Data sets whose files a user puts in place; there are no checksums for these."""
 
 NAMES = ("digits", *_DOWNLOADED, *_PLACED)
 
@@ -32,7 +32,7 @@ def is_own_file(data: object) -> bool:
 
 
 def may_change(data: object) -> bool:
-    """Whether data may become others under their name: no checksum says which they are."""
+    """Whether the data under this name may change, as no checksum fixes them."""
     return isinstance(data, str) and data.removesuffix(RAW) not in ("digits", *_DOWNLOADED)
 
 

@@ -33,8 +33,8 @@ def load(path: str | Path, *, per_worker: bool = False) -> Dataset:
     """The data set of an npz file with arrays ``x`` and ``y``, and optionally the others that ``from_arrays`` takes.
 
     Instead of ``x_test`` and ``y_test`` there may be ``split``, which says 'train' or 'test' of every sample.
-    ``num_classes`` is needed where the last classes have no sample. ``per_worker``: it is all that one worker of
-    several has.
+    ``num_classes`` is needed if the last classes have no samples. ``per_worker``: the file holds the data of one worker
+    among several.
     """
     name, (arrays, unread) = str(path), read_npz(Path(path), _ARRAYS)
     if "x" not in arrays or "y" not in arrays:
@@ -48,7 +48,7 @@ def load(path: str | Path, *, per_worker: bool = False) -> Dataset:
     num_classes = None if given is None else int(given)
     parts, notes = _parts(name, **arrays), _rounding(name, arrays["x"])
     if unread:
-        # Their names are the file's, and may be anything.
+        # The names come from the file and may contain anything.
         notes += (one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}"),)
     return _dataset(name, *parts, num_classes, per_worker=per_worker, notes=notes)
 
@@ -97,7 +97,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
         return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
-    # Only now by worker: all of them are here, and one at least must have a sample for test.
+    # Marked only after it is checked: one site's data may lack test samples, those of all workers together must not.
     return replace(_dataset(name, train, test, num_classes), per_worker=True)
 
 
@@ -117,7 +117,7 @@ def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:
 
 
 _Pool = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs, targets and users of one part; bytes are still bytes, so that nobody takes them for other numbers."""
+"""Inputs, targets and users of one part; bytes are kept as bytes here, so that they can be told from other numbers."""
 
 
 def _kind(pool: _Pool) -> str:
@@ -135,7 +135,7 @@ def _dataset(
     per_worker: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Dataset:
-    """A data set out of its two pools, with the number of classes read off the labels unless it is given."""
+    """A data set made of its two pools; the number of classes is taken from the labels unless it is given."""
     (x_train, y_train, user_train), (x_test, y_test, user_test) = train, test
     for what, one, other in (("x", x_train, x_test), ("y", y_train, y_test)):
         if one.dtype != other.dtype:
@@ -179,7 +179,7 @@ def _parts(
     user_test: Array | None = None,
     split: np.ndarray | None = None,
 ) -> tuple[_Pool, _Pool]:
-    """The train and the test pool of arrays: two of each, or one that is parted by ``split`` or by ``hold_out``."""
+    """The train and the test pool: of the arrays given for each, or of one set divided by ``split`` or ``hold_out``."""
     inputs, targets = _samples(where, x, y)
     who = None if user is None else _users(where, "user", user, len(inputs))
     if x_test is None and y_test is None and user_test is None:
@@ -198,7 +198,7 @@ def _parts(
 
 
 def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:
-    """Samples parted into train and test by a mask, or by ``hold_out``."""
+    """Samples divided into train and test by a mask, or by ``hold_out``."""
     chosen = hold_out(y, user) if test is None else test
 
     def part(rows: Tensor) -> _Pool:
@@ -231,7 +231,7 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
 def _is_test(where: str, split: np.ndarray, num_samples: int) -> Tensor:
     """Which samples are for test, [samples] bool, by what ``split`` says of each."""
     if split.shape == (num_samples,) and split.dtype.kind in "US":
-        # To numpy the bytes b"test" are another word than "test".
+        # numpy does not count the bytes b"test" as equal to "test".
         words = np.array(["train", "test"], split.dtype.kind)
         if np.isin(split, words).all():
             return torch.from_numpy(split == words[1])
@@ -258,18 +258,18 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name later
         values = torch.from_numpy(inputs.astype(np.uint8 if inputs.dtype == np.uint8 else np.float32))
         wanted = torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
-    # Here samples are still counted as they were given.
+    # Checked here, where a sample's number is still the one in the given array.
     check_finite(f"{where}: x", values)
     check_finite(f"{where}: y", wanted)
     return values, wanted
 
 
 def _rounding(where: str, x: np.ndarray) -> tuple[str, ...]:
-    """What to say of columns of x [samples, ...] that float32 makes the same in all samples."""
+    """A note on columns of x [samples, ...] that become constant when rounded to float32."""
     if not len(x):
         return ()
     low, high = (end.astype(np.float64) for end in (x.min(0), x.max(0)))
-    # What differs less was meant to be the same, and is so but for float64's own rounding.
+    # Smaller differences are float64's own rounding of a column that was meant to be constant.
     lost = (low.astype(np.float32) == high.astype(np.float32)) & (high - low > 1e-12 * np.abs(high))
     if not lost.any():
         return ()
@@ -278,7 +278,7 @@ def _rounding(where: str, x: np.ndarray) -> tuple[str, ...]:
 
 
 def _hint(targets: np.ndarray) -> str:
-    """How targets that are none become some."""
+    """How to turn unusable targets into usable ones."""
     if targets.dtype.kind in "USO" and targets.ndim == 1:
         return WORDS
     if targets.dtype.kind in "bui" and targets.shape[1:] == (1,):
@@ -289,7 +289,7 @@ def _hint(targets: np.ndarray) -> str:
 
 
 def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
-    """Users as they are called, [samples]."""
+    """The users' names as given, [samples]."""
     names = _numpy(user)
     if names.shape != (num_samples,) or names.dtype.kind not in "biuUS":
         raise UserError(
@@ -299,7 +299,7 @@ def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
 
 
 def _numbered(users: np.ndarray) -> Tensor:
-    """Users of any name as numbers in their sorted order, [samples] int64."""
+    """Users as numbers, in the sorted order of their names, [samples] int64."""
     return torch.from_numpy(np.unique(users, return_inverse=True)[1].astype(np.int64))
 
 

@@ -65,7 +65,7 @@ class Dataset:
 
     @property
     def kind(self) -> str:
-        """What its samples are, in words: parts of one data set have it alike."""
+        """What its samples are, in words: the same for all parts of one data set."""
         inputs = f"{list(self.input_shape)} of {'bytes' if self.pixels else 'numbers'}"
         if self.num_classes is not None:
             return f"{inputs} in {counted(self.num_classes, 'class')}"
@@ -106,8 +106,8 @@ def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classe
 
 
 def check_finite(part: str, values: Tensor) -> None:
-    """Refuse NaN and infinite numbers, which those are that float32 does not hold."""
-    # One sum is several times cheaper than a mask of the pool, and it is finite only if every term is.
+    """Refuse NaN and infinite numbers; numbers that are too large for float32 have become infinite."""
+    # A sum is several times cheaper than a mask of the whole pool, and is finite only if every term is.
     if not torch.isfinite(values.sum()):
         bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
         if bad.any():

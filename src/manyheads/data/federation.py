@@ -29,7 +29,7 @@ class Federation:
     name: str
     """The data set's."""
     ids: tuple[int, ...]
-    """The workers whose shards are here: the number that seeds everything a worker draws."""
+    """The ids of the workers whose shards are here. A worker's id seeds everything that it draws."""
     train: Shards
     validation: Shards
     """Held out of the train samples; the pool is the same tensor."""
@@ -43,7 +43,7 @@ class Federation:
     notes: tuple[str, ...] = ()
     """What the user should know about the split, one line each."""
     content: str | None = None
-    """The data set's fingerprint where it may change under its name; None: what it is called says it all."""
+    """The data set's fingerprint if it may change under its name; None: the name identifies it."""
 
     @cached_property
     def class_counts(self) -> Tensor | None:
@@ -69,7 +69,7 @@ class Federation:
         weight = torch.ones_like(hit) if self.test.weight is None else self.test.weight.double()
         score = torch.bincount(worker, hit * weight, minlength=len(self.ids))
         total = torch.bincount(worker, weight, minlength=len(self.ids))
-        # Of no entries at all torch counts whole numbers, and what processes gather must be of one type.
+        # bincount of no entries gives integers, but all processes must gather one type.
         return score.double() / total
 
     def take(self, workers: Sequence[int]) -> "Federation":
@@ -147,7 +147,7 @@ def federate(
 
 
 def saved_content(path: Path) -> str | None:
-    """The fingerprint of data that a partition was saved with; None: it has none, or is not there."""
+    """The fingerprint of the data that a partition was saved with; None: no fingerprint, or no partition."""
     try:
         with safetensors.safe_open(path, "pt") as file:
             return json.loads(file.metadata()["federation"]).get("content")
@@ -156,7 +156,7 @@ def saved_content(path: Path) -> str | None:
 
 
 def is_other_data(path: Path, content: str | None) -> bool:
-    """Whether a partition was saved with the fingerprint of other data."""
+    """Whether a partition was saved with the fingerprint of other data than ``content``."""
     return saved_content(path) not in (None, content)
 
 
@@ -192,7 +192,7 @@ def _spread(sizes: Sequence[int]) -> str:
 
 
 def _hold_out(train: Entries, part: float, seed: int, ids: range) -> tuple[Entries, Entries]:
-    """Part every worker's train entries into those that stay and those held out for validation."""
+    """Divide every worker's train entries into those that stay and those held out for validation."""
     held = np.zeros(len(train.rows), bool)
     numbers = np.minimum((train.sizes * part + 0.5).astype(np.int64), train.sizes - 1)
     starts = train.sizes.cumsum() - train.sizes

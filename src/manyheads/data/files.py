@@ -1,4 +1,4 @@
-"""Where data files lie: found in three places, else downloaded, checked against their checksums and safely unpacked."""
+"""Data files: looked for in three places, else downloaded; checked against their checksums and safely unpacked."""
 
 import hashlib
 import os
@@ -155,7 +155,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
 
 
 def _in_folder(path: Path) -> Path:
-    """The path itself, once its folder is there."""
+    """The path itself, after making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -187,7 +187,7 @@ def _fetch(download: Download, layout: Layout, place: Path, progress: Progress |
 
 
 def _received(source: HTTPResponse) -> bytes:
-    """The next bytes; what the network does wrong is not to be taken for the disk."""
+    """The next bytes. A network error becomes an HTTPException, so that it is not reported as one of the disk."""
     try:
         return source.read(_CHUNK)
     except OSError as error:

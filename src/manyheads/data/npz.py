@@ -1,4 +1,4 @@
-"""Arrays out of an npz file that somebody else has made: nothing in it is unpickled, and what is wrong is said."""
+"""Arrays from an npz file that somebody else has made: nothing in it is unpickled, and errors say what is wrong."""
 
 import zipfile
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ WORDS = "turn words into numbers with numpy.unique(y, return_inverse=True)[1]"
 """How labels that are words become numbers."""
 
 _GUIDE = "The user guide shows how to make one from CSV or images."
-"""Where those are sent who give files of another kind."""
+"""Advice for those who give files of another kind."""
 
 
 def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], list[str]]:
@@ -21,7 +21,7 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], l
     file = _opened(path)
     try:
         with file:
-            # Of a file of another kind numpy says that it might be unpickled, which is no advice to pass on.
+            # numpy suggests to unpickle files of another kind, which is no advice to pass on.
             if file.read(2) != b"PK":
                 raise zipfile.BadZipFile("not a zip archive")
             file.seek(0)
@@ -47,7 +47,7 @@ def _opened(path: Path) -> BinaryIO:
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder: {what} {_GUIDE}")
-        # One would wait for ever for somebody to write into a pipe.
+        # Opening a pipe would wait for ever for somebody to write into it.
         if path.exists() and not path.is_file():
             raise UserError(f"{path} is a pipe or a device: {what}")
         return path.open("rb")

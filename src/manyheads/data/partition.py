@@ -89,7 +89,7 @@ class Dirichlet:
             # A Dirichlet vector renormalised over some of its entries is a Dirichlet vector of those entries.
             takers = sizes * workers < totals.sum() if self.capped else np.full(workers, True)
             share[c, takers] = rng.dirichlet(np.full(takers.sum(), self.concentration))
-            # Divided by its own end the running sum is exactly 1 at the last worker with a part, and no sample strays.
+            # Divided by its own last value the running sum ends at exactly 1, so that no sample is left over.
             reached = share[c].cumsum()
             counts[c] = np.diff((reached / reached[-1] * totals[c]).astype(np.int64), prepend=0)
             sizes += counts[c]

@@ -1,4 +1,4 @@
-"""How the bytes of images become the inputs of a net: told once, for a data set and for whoever uses the net later."""
+"""How the bytes of images become the inputs of a net, kept for those who use the net later."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +18,6 @@ class Pixels:
     std: Sequence[float] = (1.0,)
 
     def to_inputs_(self, x: Tensor) -> Tensor:
-        """Turn the bytes [samples, channels, ...], which stand there as floats, into inputs: in place."""
+        """Turn bytes [samples, channels, ...], given as floats, into inputs, in place."""
         mean, std = (torch.tensor(values).view(-1, *[1] * (x.ndim - 2)) for values in (self.mean, self.std))
         return x.div_(self.scale).sub_(mean).div_(std)

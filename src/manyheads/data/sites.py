@@ -1,4 +1,4 @@
-"""Data that stay where they are: a file for every worker, of which a process opens only those of its own workers."""
+"""Data that stay where they are: a file for every worker; a process opens only those of its own workers."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def is_per_worker(data: object) -> bool:
 
 
 def seen(template: str, num_workers: int) -> tuple[int, ...]:
-    """The workers whose files can be seen from here."""
+    """The workers whose files exist on this host."""
     return tuple(worker for worker in range(num_workers) if _file(template, worker).exists())
 
 
