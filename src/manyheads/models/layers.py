@@ -1,4 +1,4 @@
-"""The layers inside a module: which there are, and others in their places."""
+"""The layers inside a module: listing them, replacing them, copying shared ones."""
 
 import copy
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from manyheads.errors import UserError
 
 
 def replace_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Put ``make(layer)``, called once per layer, in the place or places of every layer for which it is not None."""
+    """Replace every layer for which ``make(layer)`` is not None, in all its places; it is called once per layer."""
     made: dict[nn.Module, nn.Module | None] = {}
     for name, layer in list(net.named_modules(remove_duplicate=False)):
         if layer not in made:
@@ -20,7 +20,7 @@ def replace_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]
 
 
 def unshare_layers(net: nn.Module) -> None:
-    """Give a layer without tensors that stands in several places, such as one nn.ReLU for all, a copy for each."""
+    """Copy a layer without tensors that stands in several places, such as one nn.ReLU for all, for each place."""
     seen: set[nn.Module] = set()
     for name, layer in list(net.named_modules(remove_duplicate=False)):
         if layer in seen and not layer.state_dict() and not list(layer.children()):
@@ -35,7 +35,7 @@ def put(net: nn.Module, name: str, layer: nn.Module) -> None:
 
 
 def refuse_lazy(module: nn.Module) -> None:
-    """Refuse a module of the user's with layers that have no shape yet: to give them one would change it for later."""
+    """Refuse a user's module with lazy layers: giving them a shape here would change the user's own object."""
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise UserError(

@@ -142,7 +142,7 @@ def _convolutions(channels: int, stages: Sequence[Sequence[int]]) -> list[nn.Mod
     for widths in stages:
         for width in widths:
             conv = nn.Conv2d(channels, width, 3, padding=1)
-            # torch's own draw is for other nets: through eight layers without BatchNorm nothing of the input is left.
+            # With torch's own initial weights the signal would vanish in eight layers without BatchNorm.
             nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
             layers += [conv, nn.ReLU()]
             channels = width
@@ -179,7 +179,7 @@ _KINDS: dict[type[nn.Module], str] = {
 
 
 def _named(layers: Sequence[nn.Module]) -> nn.Sequential:
-    """Layers with weights are numbered through (conv1 ... conv8, fc9 ...); others bear the number of the one before."""
+    """Layers with weights are numbered (conv1 ... conv8, fc9 ...); the others take the number of the one before."""
     names: dict[str, nn.Module] = {}
     number = 0
     for layer in layers:

@@ -56,7 +56,7 @@ class BatchNorm(nn.Module):
         centred = exact - mean.view(channel)
         var = (centred.square() * weight).sum(axes) / count.clamp(min=1)
         if self.track:
-            # Where torch would refuse for want of values, nothing moves.
+            # With too few values for a variance, which torch would refuse, nothing moves.
             moves = count > 1
             unbiased = var.detach() * (count / (count - 1).clamp(min=1))
             rate = self.momentum * moves.to(exact.dtype)

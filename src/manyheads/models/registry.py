@@ -30,7 +30,7 @@ _WRAPPERS = {
     "OptimizedModule": "made by torch.compile: give the plain net it was made from",
     "ScriptModule": "made by torch.jit: give the plain net it was made from",
 }
-"""What wraps a net and cannot be cut or stacked, by the name of its class: to import them all takes seconds."""
+"""Wrappers of a net that cannot be split or stacked, by class name, as importing all these classes takes seconds."""
 
 
 def build(

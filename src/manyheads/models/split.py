@@ -54,7 +54,7 @@ class Split(nn.Module):
         return tuple(name for name, child in self.named_children() if owns_parameters(child))
 
     def module_names(self) -> dict[str, str]:
-        """Every tensor's name -> its name in the module that was split. A second head has none there: then all stay."""
+        """Every tensor's name -> its name in the module that was split; unchanged if there is a second head."""
         if len(self.head_names) > 1:
             return {name: name for name in self.state_dict()}
         parts = [(name, *name.split(".", 1)) for name in self.state_dict()]
@@ -63,7 +63,7 @@ class Split(nn.Module):
     def module_state(self) -> dict[str, Tensor]:
         """Copies of the weights as ``load_state_dict`` of the module that was split takes them."""
         names = self.module_names()
-        # Copies, as safetensors keeps no two tensors that are one, which tied layers have.
+        # Copies: tied layers share tensors, which safetensors cannot store.
         return {names[name]: tensor.clone() for name, tensor in self.state_dict().items()}
 
     def features(self, x: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class Split(nn.Module):
 
 
 def hold_still(net: Split) -> None:
-    """Let parameters with requires_grad=False be constants: one tensor for all workers, outside of their state."""
+    """Turn parameters with requires_grad=False into constants: one tensor for all workers, outside of their state."""
     constants = [name for name, parameter in net.named_parameters() if not parameter.requires_grad]
     if constants and not any(parameter.requires_grad for parameter in net.parameters()):
         raise UserError("all parameters of the model have requires_grad=False: leave some of them to train.")
@@ -112,7 +112,7 @@ def constants_of(net: Split) -> dict[str, Tensor]:
 
 
 def twin(net: Split) -> Split:
-    """A copy that can be pointed at other weights and set to other modes; what no worker trains is there once."""
+    """A copy that can be pointed at other weights and set to other modes; it shares the constants with the original."""
     return copy.deepcopy(net, {id(constant): constant for constant in constants_of(net).values()})
 
 
@@ -123,9 +123,9 @@ def statistics(module: nn.Module) -> dict[str, Tensor]:
 
 
 def drawn_layers(head: nn.Module) -> list[nn.Module]:
-    """The layers of a head that can draw their weights anew, as torch's do when they are made; refuse one that cannot.
+    """The layers of a head that can draw their weights anew, as torch's layers can; a head with others is refused.
 
-    BatchNorm, which draws nothing, is left out, and so is what is not trained.
+    BatchNorm, which draws nothing, is left out, and so are layers that are not trained.
     """
     owners = [
         layer

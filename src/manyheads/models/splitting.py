@@ -25,7 +25,7 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
     """
     with torch.no_grad():
         if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
-            # Lazy layers can be copied only once they have their shapes.
+            # Lazy layers cannot be copied before they have their shapes.
             training = module.training
             attempt(module.eval(), example)
             module.train(training)
@@ -34,7 +34,7 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
         if not known:
             with torch_seed(0):
                 expected = attempt(whole, example)
-                # The last batch of a pass may hold no more, and so may a worker's test samples.
+                # The last batch of a pass, or a worker's test shard, may be a single sample.
                 attempt(whole, example[:1])
         unshare_layers(whole)
         head = _last(whole) if head is None else head
@@ -43,7 +43,7 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
         net = Split(representation, {"head": top})
         net.head_layer, net.head_prefix = head, prefix
         replace_layers(net, lambda layer: _own_dropout(layer) or own_batchnorm(layer))
-        # Alike for both: a net may draw random numbers at all times.
+        # The same seed as above, as a net may draw random numbers even in eval mode.
         with torch_seed(0):
             agrees = expected is None or _agrees(net.eval(), example, expected)
         if not (ends and agrees):
@@ -57,9 +57,9 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
 
 
 def _ends_with(whole: nn.Module, head: str, example: Tensor) -> bool:
-    """Whether what the head gives is what forward gives, in eval mode and in train mode.
+    """Whether forward returns the very tensor that the head gives, in eval mode and in train mode.
 
-    To compare numbers would not do: what comes after the head may leave the example's as they are, as a ReLU does.
+    Comparing numbers is not enough: a layer after the head, such as a ReLU, may leave the example's numbers unchanged.
     """
     net = copy.deepcopy(whole)
     modules = dict(net.named_modules(remove_duplicate=False))
@@ -79,7 +79,7 @@ def _ends_with(whole: nn.Module, head: str, example: Tensor) -> bool:
 
 
 def _is_still(output: Tensor, given: object, version: int) -> bool:
-    """Whether ``output`` shows the numbers of ``given``, into which nobody has written since."""
+    """Whether ``output`` is the same memory as ``given``, and nothing has written to it since."""
     if not isinstance(given, Tensor) or output._version != version:
         return False
     return (output.data_ptr(), output.shape, output.stride()) == (given.data_ptr(), given.shape, given.stride())
@@ -108,7 +108,7 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
 
 
 def _is_in_sequentials(whole: nn.Module, head: str) -> bool:
-    """Whether all that the head lies in are nn.Sequentials, the net itself among them: they can be cut anywhere."""
+    """Whether everything around the head, up to the net itself, is an nn.Sequential: these can be cut anywhere."""
     parts = head.split(".")
     return all(type(whole.get_submodule(".".join(parts[:k]))) is nn.Sequential for k in range(len(parts)))
 
@@ -129,7 +129,7 @@ def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module
 
 
 def _last(whole: nn.Module) -> str:
-    """The last child that owns parameters; where no other does, what is last inside it."""
+    """The last child that owns parameters; if it is the only one, the last such child inside it, and so on."""
     path: list[str] = []
     owners = _owners(whole)
     while owners:

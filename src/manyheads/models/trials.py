@@ -1,4 +1,4 @@
-"""A net tried on a few samples: what it refuses, what it draws, what it mixes, moves and carries on."""
+"""Trials of a net on a few samples: whether it runs, draws random numbers, mixes samples or carries things over."""
 
 import copy
 from collections import Counter, deque
@@ -42,10 +42,11 @@ def alike(output: Tensor, expected: Tensor) -> bool:
 
 
 def watched(net: Split, example: Tensor) -> Split:
-    """Find what draws random numbers, what looks beyond the sample, and what moves, by trials in train mode.
+    """Find by trials in train mode which modules draw random numbers or mix samples, and which buffers move.
 
-    Refuse what would pass from one worker to the next: what is not alike after the same samples from the same buffers.
-    A cache is, once it is made, and so is what is only noted of the last batch, as a map of attention.
+    Refuses a net that carries something from one batch to the next outside its buffers, as one module serves many
+    workers. It shows when the same samples and buffers leave the module in another condition than before; a cache, once
+    it is made, and notes of the last batch, such as a map of attention, pass.
 
     One key gives one mask, so a dropout layer that forward applies more than once goes back to torch's generator.
     """
@@ -55,7 +56,7 @@ def watched(net: Split, example: Tensor) -> Split:
     states = generator_states()
 
     def run(batch: Tensor) -> Tensor:
-        # What is drawn is the same every time, so that only the samples make a difference.
+        # Seeded alike every time, so that only the samples make a difference.
         torch.manual_seed(0)
         return attempt(trial, batch)
 
@@ -104,7 +105,7 @@ def watched(net: Split, example: Tensor) -> Split:
 
 
 def _noted(net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, object]:
-    """What the modules hold at the moment beside parameters and the buffers in ``kept``, as far as can be told."""
+    """What the modules hold now besides parameters and the buffers in ``kept``, as far as it can be compared."""
     held: dict[str, object] = {name: buffer for name, buffer in net.named_buffers() if name not in kept}
     for name, module in net.named_modules():
         held |= {f"{name}.{own}": value for own, value in vars(module).items() if own not in _TORCHS_OWN}
@@ -117,7 +118,7 @@ def _noted(net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, object]:
 
 
 def _now(value: object) -> object:
-    """What numbers and words a value holds at the moment, to be compared with what it holds later."""
+    """A copy of the numbers and words in a value, to be compared with what it holds later."""
     if isinstance(value, Tensor):
         return bytes(as_bytes(value))
     if isinstance(value, np.ndarray):
@@ -126,7 +127,7 @@ def _now(value: object) -> object:
         return [(_now(key), _now(item)) for key, item in value.items()]
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return [_now(item) for item in value]
-    # As words: no NaN is equal to another.
+    # As text, since NaN is not equal to itself.
     return repr(value) if isinstance(value, (Number, np.bool_, str)) else None
 
 
@@ -136,7 +137,7 @@ class _Seen:
     def __init__(self, net: nn.Module) -> None:
         self.calls: Counter[str] = Counter()
         self.drew: list[str] = []
-        """Those that draw from torch's generator, of modules inside each other the innermost."""
+        """Modules that draw from torch's generator; of nested ones, the innermost."""
         self.first_rows: dict[str, Tensor] = {}
         """What each gave the first sample when it was last called."""
         self._before: dict[str, Tensor] = {}
