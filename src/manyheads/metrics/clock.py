@@ -1,10 +1,10 @@
 """A simulated clock: how long a run would take if every worker were a machine of its own.
 
-A round lasts as long as the slowest worker's mini-batches take, and then its messages. Every worker has one link to the
-others, which carries both ways at once: all it sends in a round shares the link, and so does all it receives, so that
-twice the neighbours take twice the time; messages of different workers travel at the same time. With a server all
-uploads share the server's link, and then all downloads do. No real clock is looked at: the same experiment takes the
-same simulated time everywhere.
+A round lasts as long as the mini-batches of the slowest worker, and then as long as its messages. Every worker has one
+link to the others, which carries both ways at once: all that it sends in a round shares the link, and so does all that
+it receives, so that twice the neighbours take twice the time; messages of different workers travel at the same time.
+With a server all uploads share the server's link, and then all downloads do. No real time enters: the same experiment
+takes the same simulated time everywhere.
 """
 
 import copy

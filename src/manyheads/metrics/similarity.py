@@ -59,7 +59,7 @@ def _products(leaf: Tensor) -> Tensor:
     """Inner products of every two rows of a leaf [N, ...], [N, N] in double precision, computed where the leaf lies."""
     total = torch.zeros(len(leaf), len(leaf), dtype=torch.float64, device=leaf.device)
     for rows in flatten(leaf).split(max(1, _BLOCK_NUMBERS // len(leaf)), dim=1):
-        # In one layout, on which bits depend: leaves in memory may have others than those from a file.
+        # Made contiguous, as the bits depend on the layout, which may differ between memory and a file.
         block = rows.to(torch.float64).contiguous()
         total.addmm_(block, block.T)
     return total.cpu()

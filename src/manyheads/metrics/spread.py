@@ -9,8 +9,8 @@ from manyheads.network.base import Network
 from manyheads.tree import Params, flatten
 
 COLUMNS = 1 << 14
-"""Numbers of a row that are looked at in double precision at a time: no leaf is ever copied whole, and no sum is long
-enough for torch to spread it over threads, whose number would then show in its last bits."""
+"""Numbers of a row that are converted to double precision at a time: no leaf is ever copied as a whole, and no sum is
+long enough for torch to split it over threads, whose number would then change the last bits."""
 
 
 class Spread(NamedTuple):
@@ -48,6 +48,6 @@ def _square_distances(leaf: Tensor, point: Tensor) -> Tensor:
     total = torch.zeros(len(leaf), dtype=torch.float64, device=leaf.device)
     blocks = zip(flatten(leaf).split(COLUMNS, dim=1), point.flatten().split(COLUMNS), strict=True)
     for rows, middle in blocks:
-        # In one copy: memory for more of them costs more than the arithmetic.
+        # In place, on one copy: memory for more of them would cost more than the arithmetic.
         total += rows.to(torch.float64, copy=True).sub_(middle).square_().sum(1)
     return total

@@ -48,14 +48,14 @@ def full_gradient(point: State, groups: frozenset[str], ctx: Context) -> Params:
 
 
 def gradient_phase(groups: frozenset[str], ctx: Context) -> Phase:
-    """What the engine is asked for when gradients are only looked at; its stream is no training phase's."""
+    """A phase to ask the engine for gradients with, on a random stream that no training phase uses."""
     return Phase("theory", groups, Steps(1), SGD(0.0), ctx.objective)
 
 
 def head_weight(log: Log, ctx: Context) -> float:
     """alpha tau / beta, tau the head's mini-batches for each of the representation's; 1 where both move as one.
 
-    The first rates stand for those of every round: both fall alike.
+    It is computed from the first rates: both fall by the same factor in every round.
     """
     if "head" not in log:
         return 1.0

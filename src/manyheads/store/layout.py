@@ -40,7 +40,7 @@ SITE = "site.json"
 TUNING = "tuning"
 """In the folder of a comparison: the runs whose rates were not chosen."""
 EARLIER = "earlier"
-"""Within that those which the last tuning did not try: of other factors, of another seed."""
+"""Within that, the runs which the last tuning did not try: with other factors, or another seed."""
 SIZES = "sizes.json"
 """In a study's record of a run: train and test samples of every worker."""
 
@@ -53,12 +53,12 @@ _RECORD = {
         for spec in fields(Record)
         if spec.name != "round" and spec.default is spec.default_factory is MISSING
     },
-    # What is counted has a value.
+    # What is counted always has a value.
     "bytes_sent_per_worker": _NUMBER,
     "seconds": _NUMBER,
 }
 _NEEDED: dict[str, dict[str, Any]] = {
-    # Which words and numbers, an Experiment knows.
+    # Only types; an Experiment checks the words and numbers themselves.
     EXPERIMENT: {
         **dict.fromkeys((spec.name for spec in fields(Recipe)), (str, *_NUMBER)),
         **dict.fromkeys(("norm", "workers", "split", "relabel", "graph", "seed"), (str, *_NUMBER)),
@@ -80,23 +80,23 @@ _NEEDED: dict[str, dict[str, Any]] = {
     SITE: {"workers": list, "away": dict, "disturbances": list},
     SIZES: {"train": list, "test": list},
 }
-"""File -> what it, or every line of it, has in any case, and of which type."""
+"""File -> the keys that it, or every line of it, must have, and their types."""
 _ALLOWED: dict[str, dict[str, Any]] = {
     MODEL: {"first_worker": int, "num_workers": int, "models_sha256": str},
     SUMMARY: {"notes": list, "runtime": dict, "evaluated_rounds": int},
 }
-"""What some have besides."""
+"""Keys that may be missing, and their types."""
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """An experiment.json as it stands, with what no Experiment can be made of. Refuses one that is damaged."""
+    """An experiment.json as it stands, also where no Experiment can be made of it. A damaged one is refused."""
     values = read_object(path)
     if values is None or not isinstance(values["algorithm"].get("name"), str):
         raise UserError(f"{path} is damaged or not a manyheads experiment: put it back, or move its folder away.")
     known = {spec.name for spec in fields(Experiment)} - {"algorithm"}
     plain = {name: value for name, value in values.items() if name in known and not isinstance(value, dict)}
     try:
-        # The algorithm may be the user's own: one stands for it that is at home with any number of workers.
+        # Local, which allows any number of workers, stands in for the algorithm, which may be the user's own.
         Experiment(algorithm=Local(), **plain)
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
@@ -108,7 +108,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
     try:
         return _object(path.read_bytes(), path.name)
     except PermissionError:
-        # It is there: nobody is to put it back, or to make the run anew.
+        # The file is there: it must not be taken for missing.
         raise
     except OSError:
         return None

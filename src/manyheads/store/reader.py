@@ -60,7 +60,7 @@ class Run:
         return Run(path, read_description(path / EXPERIMENT), objects)
 
     def given(self, **objects: Any) -> "Run":
-        """The same run, with those of these things that it was opened without."""
+        """The same run, with these objects added to those that it was opened with, which take precedence."""
         return Run(self.path, self.description, {**objects, **self._objects})
 
     @cached_property
@@ -91,7 +91,7 @@ class Run:
         return finished_rounds(self.path) >= self.description["rounds"]
 
     def state(self) -> Snapshot:
-        """The state of all workers in the newest checkpoint, which must be undamaged: those before it hold another."""
+        """The state of all workers in the newest checkpoint; if that is damaged, an older one does not replace it."""
         folder = self.path / CHECKPOINT
         manifest, damage = newest(folder)
         if damage:
@@ -155,14 +155,14 @@ class Run:
         self._sound = written
 
     def _sooner(self) -> str:
-        """How an unfinished run comes to its end where it stands; empty: it cannot, or has not trained yet."""
+        """How to let an unfinished run end where it stands; empty: it cannot, or has not trained yet."""
         given, own = self._objects.get("algorithm"), self.description["algorithm"]
         uses_rounds = fact(own["name"], own, "uses_rounds") if given is None else given.uses_rounds
         if self.description["schedule"] == "corollary" or uses_rounds:
             return ""
         kept = latest_round(self.path / CHECKPOINT)
         shown = max((record["round"] for record in self.metrics()), default=0)
-        # A run ends in a round that was evaluated, or with one more, which will be.
+        # A run must end with an evaluated round: the last one there is, or one more, which will be evaluated.
         if not (end := shown if shown >= kept else kept + 1):
             return ""
         how = f"--rounds {end}, in Python replace(experiment, rounds={end}), and the same out"

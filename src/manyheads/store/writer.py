@@ -64,10 +64,10 @@ class RunDirectory:
         patience: float = 0.0,
         content: str | None = None,
     ) -> "RunDirectory":
-        """Make a run directory, or take up one of the same experiment; anything else is refused and left as it is.
+        """Make a run directory, or continue one of the same experiment; anything else is refused and left as it is.
 
-        Others are kept out for as long as ``held`` is. ``content`` is the fingerprint of data that may have changed
-        under their name since.
+        It is locked until ``held`` is closed. ``content`` is the fingerprint of data that may have changed under their
+        name since.
         """
         if resume and not path.exists():
             raise UserError(f"--resume: there is no {path}. Leave --resume out to start a run there.")
@@ -82,9 +82,9 @@ class RunDirectory:
         return directory
 
     def check(self, experiment: Experiment, content: str | None) -> dict[str, Any]:
-        """Refuse another experiment than the one that is here, other data or other code; gives what is written of it.
+        """Refuse if the directory is of another experiment, other data or other code; gives its experiment.json.
 
-        Until there is something to go on from, code may change: its first mistakes show in the first round.
+        Until there is something to continue from, code may change: its first mistakes show in the first round.
         """
         stored = read_description(self.path / EXPERIMENT)
         if differences := _differences(stored, experiment):
@@ -97,7 +97,7 @@ class RunDirectory:
                 f"{self.path} was not begun on the data that {experiment.data} holds now: put the old data back, or"
                 " choose another --out."
             )
-        # Or one curve would be of two.
+        # Otherwise one learning curve would be of two different algorithms.
         name = self.changed_code(experiment)
         if name and (finished_rounds(self.path) or latest_round(self.path / CHECKPOINT)):
             raise UserError(
@@ -107,7 +107,7 @@ class RunDirectory:
         return stored
 
     def changed_code(self, experiment: Experiment) -> str | None:
-        """The field of the experiment whose code of the user's is not the one the run was begun with; None: none."""
+        """The field of the experiment whose own code differs from what the run was begun with; None: none does."""
         return changed(read_object(self.path / CODE) or {}, hashes(experiment))
 
     def cut_back(self, round: int) -> None:
@@ -124,7 +124,7 @@ class RunDirectory:
         self._add_line(WORKERS, {"round": record.round, **record.per_worker})
 
     def sync(self) -> None:
-        """Make the records so far last through a power cut."""
+        """Make sure that the records so far survive a power cut."""
         for path in (self.path / METRICS, self.path / WORKERS):
             with disk_errors(path):
                 if path.exists():
@@ -142,7 +142,7 @@ class RunDirectory:
         return Record(**metrics, per_worker=workers)
 
     def keep_constants(self, constants: Mapping[str, Tensor], *, begun: bool) -> None:
-        """Keep what no worker trains; of a run that has ``begun`` it must be what is kept already."""
+        """Keep the weights that no worker trains; if the run has ``begun``, they must be those kept already."""
         path = self.path / CONSTANTS
         kept = read_sealed(path) if begun else None
         if kept is None:
@@ -160,7 +160,7 @@ class RunDirectory:
     def save_models(self, leaves: Mapping[str, Tensor | Sequence[Tensor]], description: dict[str, Any]) -> None:
         """Keep what every worker deploys, leaves [workers, ...], and then what it takes to build the net again.
 
-        With their hash: whoever uses the models can see that they are these.
+        The hash of the models goes with it, so that damage to them is noticed when they are used.
         """
         digest = write_tensors(self.path / MODELS, leaves)
         write_json(self.path / MODEL, {**description, "models_sha256": digest})
@@ -184,7 +184,7 @@ class RunDirectory:
         parts = found.values()
         with ExitStack() as stack:
             files = [stack.enter_context(safe_open(part, framework="pt")) for part in parts]
-            # The rows stay in the parts until they are written: nobody need have the memory for all workers' models.
+            # Rows are read from the parts only as they are written, as all models together may not fit into memory.
             leaves = {name: [file.get_tensor(name) for file in files] for name in files[0].keys()}  # noqa: SIM118
             self.save_models(leaves, description)
         for part in parts:
@@ -231,11 +231,11 @@ class RunDirectory:
                     " choose another --out."
                 )
         write_atomically(path, experiment.to_json().encode())
-        # After what makes it a run directory, for one that is killed in between.
+        # After experiment.json, so that a process killed in between leaves a valid run directory.
         self._keep_code(experiment)
 
     def _keep_code(self, experiment: Experiment) -> None:
-        """Keep what the user's code is known by."""
+        """Write the hashes of the user's code, unless the run is finished or they are there already."""
         new = self.changed_code(experiment) or not (self.path / CODE).exists()
         if new and (now := hashes(experiment)) and not finished_rounds(self.path):
             write_json(self.path / CODE, now)
@@ -248,7 +248,7 @@ def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
         there["rounds"] = here["rounds"]
     names = [name for name in here | there if there.get(name) != here.get(name)]
     if "algorithm" in names:
-        # Their own options differ anyway.
+        # The options of two algorithms differ anyway.
         names = [name for name in names if name in {spec.name for spec in fields(Experiment)}]
     return [f"{name} {_shown(there.get(name))} there, {_shown(here.get(name))} here" for name in names]
 
