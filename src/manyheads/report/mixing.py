@@ -34,18 +34,18 @@ class Row:
 
 def rows(comparison: Comparison) -> list[Row]:
     """The different mixings of the first seed, each once."""
-    found: dict[tuple[Any, ...], tuple[Finished, dict[str, None]]] = {}
+    found: dict[tuple[Any, ...], tuple[Finished, dict[str, Any], list[str]]] = {}
     for (i, _), (run, *_) in sorted(comparison.cells.items()):
         if mixed := mixed_by(run):
             # Weights of another name may make the same mixing, as uniform ones do on a ring.
             key = (run.options["graph"], run.options["workers"], *mixed.items())
-            _, systems = found.setdefault(key, (run, {}))
-            systems[comparison.systems[i].label] = None
-    return [_row(run, ", ".join(systems)) for run, systems in found.values()]
+            _, _, systems = found.setdefault(key, (run, mixed, []))
+            systems.append(comparison.systems[i].label)
+    return [_row(run, mixed, ", ".join(dict.fromkeys(systems))) for run, mixed, systems in found.values()]
 
 
 def mixed_by(run: Finished) -> dict[str, Any]:
-    """How a run's workers mix, as it has found itself; empty: they do not, or with a server, or are too many."""
+    """How a run's workers mix, from its summary; empty: they do not mix on a graph, or are too many to tell."""
     gap, verdict = number(run.summary.get("spectral_gap")), run.summary.get("theorem_1")
     if gap is None or not isinstance(verdict, str):
         return {}
@@ -54,7 +54,7 @@ def mixed_by(run: Finished) -> dict[str, Any]:
 
 
 def steady_mixing(run: Finished) -> Mixing:
-    """A run's mixing without failures; a ring, which is a circle, where there is none."""
+    """A run's mixing without failures; without a graph a ring, which is drawn as a circle."""
     options, root = run.options, run.summary.get("root")
     if not run.on_graph:
         return build_mixing("ring", options["workers"])
@@ -65,8 +65,7 @@ def steady_mixing(run: Finished) -> Mixing:
     )
 
 
-def _row(run: Finished, systems: str) -> Row:
-    mixed = mixed_by(run)
+def _row(run: Finished, mixed: dict[str, Any], systems: str) -> Row:
     known = all(name in mixed for name in CONSTANTS)
     powers = tuple(f"{mixed[name]:.1f}".replace("-", "−") for name in CONSTANTS) if known else ()
     gap = f"{mixed['spectral_gap']:.2g}"
