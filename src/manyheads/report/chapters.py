@@ -32,7 +32,7 @@ _TERMS = {
     "theory_m": "M(k)",
 }
 _WIDE_RANGE = 8
-"""From this ratio between the lines' ends on, an axis of bytes or seconds is logarithmic."""
+"""If the lines' ends differ by more than this factor, an axis of bytes or seconds is logarithmic."""
 _BYTES = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "B")), "sent per worker"
 _SECONDS = ((3600, "h"), (60, "min"), (1, "s"), (1e-3, "ms")), "simulated time"
 
@@ -49,7 +49,7 @@ class Chapter:
 
     @property
     def single(self) -> bool:
-        """Whether there is but one picture, with room for the words beside it."""
+        """Whether there is only one picture, so that the text fits beside it."""
         return not self.small and sum(len(row) for _, row in self.rows) == 1
 
 
@@ -73,7 +73,7 @@ def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
     prefix = comparison.prefix(setting)
     places = own_colours()
     own = {places.get(system.algorithm) for system in comparison.systems} - {None}
-    # A registered algorithm has a colour of its own, unless two lines would then have the same.
+    # Every registered algorithm has its own colour, which is used unless two lines would then be alike.
     apart = len(own) == len(comparison.systems)
     drawn = [
         _Drawn(
@@ -102,7 +102,7 @@ def of_systems(comparison: Comparison) -> list[Chapter]:
     chapters = []
     for i, name in enumerate(slugs(system.label for system in comparison.systems)):
         cells = {j: runs for j in range(len(comparison.settings)) if (runs := comparison.cells.get((i, j)))}
-        # Settings that the algorithm does not look at share their runs.
+        # Settings that differ only in what the algorithm ignores share their runs.
         settings = [j for j in cells if cells[j] not in [cells[k] for k in cells if k < j]]
         if len(settings) > 1:
             drawn = [
@@ -115,7 +115,7 @@ def of_systems(comparison: Comparison) -> list[Chapter]:
 
 
 def _looked_at(setting: Setting, run: Finished) -> str:
-    """The values of a setting that mean something to a run's algorithm."""
+    """The values of a setting that a run's algorithm does not ignore."""
     return ", ".join(shown(value) for name, value in setting.values.items() if not passes_over(run, name))
 
 

@@ -75,9 +75,9 @@ class Found:
     """Each experiment once, in the order of their paths."""
     unfinished: int
     repeated: int
-    """Runs of an experiment that another one is of, too."""
+    """Runs left out because another run is of the same experiment."""
     parted: list[Path]
-    """Sites that ended their run without those whose result stands for it here."""
+    """Sites that ended their run apart from those whose result is used here."""
 
 
 def find_runs(folder: Path) -> Found:
@@ -97,10 +97,10 @@ def find_runs(folder: Path) -> Found:
         description = opened.description
         name = json.dumps(description, sort_keys=True)
         if (run := _finished(opened)) is None:
-            # The sites of a run are one run, which is finished when one of them is.
+            # All sites of a run count as one, which is finished as soon as one of them is.
             unfinished.add(name if is_per_worker(description["data"]) else str(path))
         elif (site := (name, _first_worker(path))) in seen:
-            # The same experiment has the same numbers: to count it twice would only make the deviation look smaller.
+            # The same experiment has the same numbers: counting it twice would make the deviation look smaller.
             repeated += 1
         else:
             seen.add(site)
@@ -108,13 +108,14 @@ def find_runs(folder: Path) -> Found:
     if not sites:
         which = "the run" if len(unfinished) == 1 else f"each of the {len(unfinished)} runs"
         raise UserError(f"{which} under {folder} is unfinished: start the command that began it again.")
-    # Every site of a run has everybody's records, so that one stands for all who ended it together: the most of them.
+    # Every site has the records of all workers, so one site stands for all that ended the run together. If they ended
+    # it in several groups, take the largest group.
     runs = [min(ended, key=lambda run: run.summary["workers_without_test"]) for ended in sites.values()]
     parted = [
         run.path
         for shown, ended in zip(runs, sites.values(), strict=True)
         for run in ended
-        # The values of every worker come to all sites as the same bits; their means need not be.
+        # Sites that ended together have the same values of every worker, to the bit; their means may differ.
         if run.workers and shown.workers and run.workers != shown.workers
     ]
     return Found(folder, runs, len(unfinished - sites.keys()), repeated, parted)
@@ -127,9 +128,9 @@ def rejected(folder: Path) -> list[Finished]:
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """Every run directory, in the order of their paths; what lies inside one belongs to it.
+    """Every run directory, in the order of their paths, without looking inside one.
 
-    Runs whose rates were not chosen stay out: they are no part of the comparison.
+    Runs whose rates were not chosen are left out, as they are not part of the comparison.
     """
     for root, folders, files in os.walk(folder):
         if EXPERIMENT in files:
@@ -139,7 +140,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _first_worker(path: Path) -> int:
-    """The first worker whose model a run directory has: in the sites of a run each another."""
+    """The first worker whose model a run directory has, by which the sites of a run differ."""
     return (read_object(path / MODEL) or {}).get("first_worker", 0)
 
 

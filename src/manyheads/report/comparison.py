@@ -18,13 +18,13 @@ from manyheads.topology import brief
 from manyheads.units import short
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
-"""What an algorithm without neighbours does not look at."""
+"""Options that an algorithm without neighbours ignores."""
 
 _RATES = frozenset({"batch_size", "lr", "head_lr", "momentum", "weight_decay", "clip", "decay", "step_seconds"})
-"""What may be chosen for each algorithm by itself, so that a comparison is fair; a step's time follows its batch."""
+"""Options that may be tuned for each algorithm and still be compared; a step's time follows from the batch size."""
 
 _IDS = frozenset({"teacher"})
-"""Options that say nothing to people, and are named only where no others tell two systems apart."""
+"""Options that mean nothing to people: named only if no others distinguish two systems."""
 
 _NAMED = 3
 """Folders of a kind that a refusal names."""
@@ -58,13 +58,13 @@ class Comparison:
     settings: tuple[Setting, ...]
     """At least one; without a grid its values are empty."""
     cells: dict[tuple[int, int], tuple[Finished, ...]]
-    """(system, setting) -> a run for each seed, ascending. Settings that a system does not look at share its runs."""
+    """(system, setting) -> a run for each seed, ascending. Settings that a system cannot tell apart share its runs."""
     shared: dict[str, Any]
     """The options all runs agree on."""
     apart: tuple[str, ...]
     """Rates that were chosen for each algorithm by itself."""
     by_data: tuple[str, ...]
-    """What follows from the data set, of which there are several."""
+    """Options that follow from the data set, if there are several data sets."""
     unfinished: int
     repeated: int
     parted: tuple[str, ...]
@@ -118,7 +118,7 @@ class Comparison:
 
     def place(self, run: Finished) -> str:
         """A run's directory within the folder."""
-        return run.path.relative_to(self.folder).as_posix()
+        return _within(self.folder, run.path)
 
     @property
     def remarks(self) -> list[str]:
@@ -142,7 +142,7 @@ def open_comparison(folder: Path) -> Comparison:
 def compare(found: Found) -> Comparison:
     """Put runs in their places. Options must agree or form a full grid.
 
-    Those excepted are the seed, an algorithm's own, and what follows from the data set.
+    Exceptions are the seed, an algorithm's own options, and those that follow from the data set.
     """
     runs = found.runs
     names = [name for name in dict.fromkeys(name for run in runs for name in run.options) if name != "seed"]
@@ -179,7 +179,7 @@ def compare(found: Found) -> Comparison:
         by_data=tuple(name for name in varying if name in by_data),
         unfinished=found.unfinished,
         repeated=found.repeated,
-        parted=tuple(path.relative_to(found.folder).as_posix() for path in found.parted),
+        parted=tuple(_within(found.folder, path) for path in found.parted),
     )
 
 
@@ -189,7 +189,7 @@ def words(name: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """An option's value for people: words and numbers as they are, objects by what they are."""
+    """An option's value for people: words and numbers as they are, objects by their kind."""
     if isinstance(value, dict):
         return " ".join(dict.fromkeys(str(value[part]) for part in ("kind", "name") if part in value))
     if isinstance(value, bool):
@@ -200,7 +200,7 @@ def shown(value: Any) -> str:
 
 
 def slugs(labels: Iterable[str]) -> list[str]:
-    """Labels as names of files, each a different one."""
+    """Labels turned into file names, all different."""
     found: list[str] = []
     for label in labels:
         name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "x"
@@ -209,26 +209,26 @@ def slugs(labels: Iterable[str]) -> list[str]:
 
 
 def passes_over(run: Finished, name: str) -> bool:
-    """Whether the algorithm does not look at an option, so that the run belongs to any value of it."""
+    """Whether the algorithm ignores an option, so that the run belongs to any value of it."""
     if name == "weights":
-        # Links may have weights of their own.
+        # None: the links have weights of their own.
         return run.options["weights"] is None or bool(fact(run.algorithm, run.own, "row_stochastic"))
     return name in _GRAPH_OPTIONS and not run.on_graph
 
 
 def _values(runs: Iterable[Finished], name: str) -> list[Any]:
-    """The different values of an option among the runs that look at it, numbers in their order."""
+    """The different values of an option among the runs that do not ignore it, sorted."""
     values = [run.options.get(name) for run in runs if not passes_over(run, name)]
     return sorted({json.dumps(value): value for value in values}.values(), key=_natural)
 
 
 def _common(runs: Sequence[Finished], name: str) -> Any:
-    """The value all runs share: that of the first run which looks at it."""
+    """The value that all runs share: that of the first run which does not ignore it."""
     return next((run for run in runs if not passes_over(run, name)), runs[0]).options.get(name)
 
 
 def _natural(value: Any) -> tuple[str, float]:
-    """A sort key: words by the alphabet, numbers and those after a colon by size."""
+    """A sort key: words alphabetically; numbers, and numbers after a colon, by size."""
     word, _, number = str(value).rpartition(":")
     try:
         return word, float(number)
@@ -237,7 +237,7 @@ def _natural(value: Any) -> tuple[str, float]:
 
 
 def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
-    """What keeps some options from being a full grid: which they are, and what was not run; empty: nothing."""
+    """Which options do not form a full grid, and what was not run; empty: they form one."""
     values = {name: _values(runs, name) for name in names}
     for algorithm in dict.fromkeys(run.algorithm for run in runs):
         mine = [run for run in runs if run.algorithm == algorithm]
@@ -245,7 +245,7 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
         have = {json.dumps([run.options.get(name) for name in looked_at]) for run in mine}
         for point in itertools.product(*(values[name] for name in looked_at)):
             if json.dumps(point) not in have:
-                # An option of which the algorithm lacks a value; if there is none, only their combination is missing.
+                # Name the options of which the algorithm lacks a value; if there are none, a combination is missing.
                 guilty = [name for name in looked_at if len(_values(mine, name)) < len(values[name])] or looked_at
                 lacking = [f"{flag(name)} {shown(point[looked_at.index(name)])}" for name in guilty]
                 return f"{', '.join(map(flag, guilty))} ({algorithm} has no finished run with {', '.join(lacking)})"
@@ -253,11 +253,11 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
 
 
 def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None:
-    """What seeds are averaged over may differ in the seed alone."""
+    """Refuse runs that are to be averaged over seeds but differ in more than the seed."""
     for name in runs[0].options:
         places: dict[str, list[str]] = {}
         for run in runs:
-            places.setdefault(shown(run.options.get(name)), []).append(run.path.relative_to(folder).as_posix())
+            places.setdefault(shown(run.options.get(name)), []).append(_within(folder, run.path))
         if name != "seed" and len(places) > 1:
             has = "; ".join(f"{value} in {_some(places[value])}" for value in sorted(places))
             raise UserError(
@@ -265,21 +265,25 @@ def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None
                 " or report on them separately."
             )
     for one, other in itertools.combinations(runs, 2):
-        pair = " and ".join(run.path.relative_to(folder).as_posix() for run in (one, other))
+        pair = " and ".join(_within(folder, run.path) for run in (one, other))
         if name := changed(one.code, other.code):
             raise UserError(f"{pair} under {folder} were run with different code in their {name}: move one away.")
         if one.seed == other.seed:
             raise UserError(f"{pair} under {folder} are both {system.label} with seed {one.seed}: move one away.")
 
 
+def _within(folder: Path, path: Path) -> str:
+    return path.relative_to(folder).as_posix()
+
+
 def _some(names: Sequence[str]) -> str:
-    """The first of some names, and how many there are besides."""
+    """The first few of some names, and how many more there are."""
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return ", ".join([*names[:_NAMED], *more])
 
 
 def _systems(runs: Sequence[Finished]) -> list[System]:
-    """The algorithms in the registry's order, each with its options; those that differ within one are in its label."""
+    """The algorithms in the registry's order; variants of one are labelled with the options in which they differ."""
     order = [*REGISTRY, *sorted({run.algorithm for run in runs} - REGISTRY.keys())]
     systems = []
     for algorithm in order:

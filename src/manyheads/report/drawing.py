@@ -1,4 +1,4 @@
-"""How the report's pictures are drawn: one style, each once for the page, whose colours it takes, and for its files."""
+"""How the report's pictures are drawn: in one style, once in the page's colours and once for the files."""
 
 import io
 import re
@@ -30,7 +30,7 @@ _STYLE: Any = {
     "text.parse_math": False,
     "font.size": 8.5,
 }
-"""Text stays text, with TrueType fonts in a PDF; the same picture is the same file; a dollar in a label is a dollar."""
+"""Text stays text, with TrueType fonts in a PDF; equal pictures give equal files; a dollar in a label is a dollar."""
 
 LABEL_SIZE, TITLE_SIZE = 8.0, 9.5
 
@@ -52,7 +52,7 @@ class Picture:
     figure: "Figure" = field(compare=False)
 
     def pdf(self) -> bytes:
-        """The same for LaTeX. Only for who asks: the fonts take as long as all the rest."""
+        """The same for LaTeX. Made only on request, as the fonts take as long as everything else."""
         file = io.BytesIO()
         with style():
             self.figure.savefig(file, format="pdf", dpi=200, metadata={"CreationDate": None})
@@ -97,7 +97,7 @@ def fractions(axes: "Axes", points: np.ndarray) -> np.ndarray:
     """Data coordinates [points, 2] as parts of the picture's width and height, from the upper left."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    # Limits that are still open are only set when someone asks for them.
+    # matplotlib computes automatic limits only when they are asked for.
     _ = axes.get_xlim(), axes.get_ylim()
     parts = axes.transData.transform(points) / figure.bbox.size
     return np.round(np.stack([parts[:, 0], 1 - parts[:, 1]], axis=1), 4)
@@ -105,7 +105,7 @@ def fractions(axes: "Axes", points: np.ndarray) -> np.ndarray:
 
 def finish(name: str, figure: "Figure", alt: str, hover: dict[str, Any]) -> Picture:
     svg, png = io.BytesIO(), io.BytesIO()
-    # Without a ground of its own, its dark text would stand on whatever a viewer in dark colours has behind it.
+    # With a background, or a viewer in dark colours would show the dark text on a dark ground.
     figure.savefig(svg, format="svg", facecolor=_PAPER, metadata={"Date": None})
     figure.savefig(png, format="png", dpi=200, facecolor=_PAPER, pil_kwargs={"compress_level": 4})
     return Picture(name, alt, _inlined(svg.getvalue().decode(), name), svg.getvalue(), png.getvalue(), hover, figure)

@@ -16,13 +16,13 @@ _MOST_NAMED = 3
 """Systems that the title names one by one."""
 
 _STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
-"""Standard errors that chance exceeds once in twenty, with 2 to 10 seeds; more seeds are taken for ten."""
+"""Student's t for a chance of one in twenty, with 2 to 10 seeds; more seeds are treated as ten."""
 
 _SCORED_OTHERWISE = {
     ("order", "mix-train"): "Scored as local training leaves them, not after mixing",
     ("evaluate", "mean-model"): "Scored with the mean of all models, not with each worker's own",
 }
-"""What makes a system's scores others than those of each worker's model after mixing."""
+"""Options under which scores are not those of each worker's model after mixing."""
 
 _WITHOUT_GRAPH = {"none": "no graph", "server": "a server"}
 _CONDITIONS: dict[str, Callable[[Any], str]] = {
@@ -41,7 +41,7 @@ def title(comparison: Comparison) -> str:
 
 
 def conditions(comparison: Comparison) -> str:
-    """What the systems share, which of them there are where the title has no room for them, and the grid."""
+    """What the systems share, their names if the title has no room for them, and the grid."""
     names, shared, seeds = [system.label for system in comparison.systems], comparison.shared, comparison.seeds
     parts = [say(shared[name]) for name, say in _CONDITIONS.items() if name in shared]
     if shared.get("relabel"):
@@ -57,7 +57,7 @@ def conditions(comparison: Comparison) -> str:
 
 
 def caveats(comparison: Comparison) -> list[str]:
-    """What makes the scores of systems less alike than they look, a sentence each: when, with what, after how much."""
+    """What makes the systems' scores less comparable than they look: when, with what and after how much work."""
     said = []
     for (option, value), text in _SCORED_OTHERWISE.items():
         if names := [system.label for system in comparison.systems if _option(system, option) == value]:
@@ -72,7 +72,7 @@ def caveats(comparison: Comparison) -> list[str]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """What came out: of a single setting in full, of a grid who is ahead how often."""
+    """What came out: for a single setting in full, for a grid how often each system is ahead."""
     settings = range(len(comparison.settings))
     if len(settings) == 1:
         return outcome(comparison, 0)
@@ -114,14 +114,14 @@ class _Lead(NamedTuple):
 
     @property
     def beyond_chance(self) -> bool | None:
-        """Whether it is more than noise; None: of one seed no error is known."""
+        """Whether it is more than noise; None: unknown, with only one seed."""
         if self.gap.error is None:
             return None
         return self.gap.mean > _STUDENT_T[min(self.gap.count, len(_STUDENT_T) + 1) - 2] * self.gap.error
 
 
 def _lead(comparison: Comparison, setting: int, best: int) -> _Lead | None:
-    """None: nobody else is there."""
+    """How far the best system is ahead of the next; None: there is no other."""
     gaps = {i: difference(comparison, setting, best, i) for i in range(len(comparison.systems)) if i != best}
     leads = [_Lead(i, gap) for i, gap in gaps.items() if gap is not None]
     return min(leads, key=lambda lead: lead.gap.mean, default=None)
@@ -175,12 +175,12 @@ def _over(runs: Sequence[Finished]) -> str:
 
 
 def _left_out(run: Finished) -> int:
-    """How many workers a run's scores are no means over: without test samples, or away."""
+    """How many workers a run's scores leave out: those without test samples, or away."""
     return int(number(run.summary.get("workers_without_test")) or 0)
 
 
 def _listed(names: Sequence[str]) -> str:
     if any("," in name for name in names):
-        # As systems have that differ in several options.
+        # Labels with several options contain commas themselves.
         return "; ".join(names)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

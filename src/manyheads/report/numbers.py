@@ -1,4 +1,4 @@
-"""What a comparison comes to: means and deviations over seeds, at the end and along the rounds, and who is ahead."""
+"""The numbers of a comparison: means and deviations over seeds, at the end and by round, and who is ahead."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def curve(runs: Sequence[Finished], x: str, y: str) -> Curve | None:
 def sorted_workers(runs: Sequence[Finished]) -> Curve | None:
     """The workers' accuracies from the lowest to the highest, rank by rank over seeds; ``x`` is the rank from 1.
 
-    Seeds may leave different numbers of workers without test samples: the fewest ranks are kept, by quantiles.
+    The number of workers with test samples may differ between seeds: all are reduced to the fewest, by quantiles.
     """
     ranked = [sorted(values.values()) for run in runs if (values := worker_accuracies(run))]
     if not ranked:
@@ -100,7 +100,7 @@ def best_system(
 
 
 def majority_floor(runs: Iterable[Finished]) -> Stat | None:
-    """What naming each worker's most frequent class would score; it belongs to data and seed, whatever ran on them."""
+    """What naming each worker's most frequent class would score. It depends on data and seed only, not on what ran."""
     return at_end({run.seed: run for run in runs}.values(), "majority_floor")
 
 
@@ -120,7 +120,7 @@ def number(value: Any) -> float | None:
 
 
 def off_diagonal(values: np.ndarray) -> list[float]:
-    """What a map [N, N] says of different workers."""
+    """The entries of a map [N, N] for pairs of different workers."""
     return values[~np.eye(len(values), dtype=bool)].astype(float).tolist()
 
 

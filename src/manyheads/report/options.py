@@ -1,4 +1,4 @@
-"""What ran with which options, those marked that are not the default."""
+"""The options that systems ran with, those marked that differ from the defaults."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ class Option:
 
 
 def used(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options without those that have had no say."""
+    """Options without those that had no effect."""
     unused = SET_BY_COROLLARY if options.get("schedule") == "corollary" else ()
     return {name: value for name, value in options.items() if name not in unused}
 

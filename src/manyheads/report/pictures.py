@@ -32,11 +32,11 @@ _TITLE_LETTERS = 30
 _MOST_HOVERED = 120
 """Points of a line that answer the pointer."""
 _MOST_VECTORS = 1500
-"""From here on the links of a graph are drawn as one image."""
+"""With more links than this, those of a graph are drawn as one image."""
 _MOST_MAPPED = 100
 """Workers whose similarities answer the pointer; the values of more would make the page heavy."""
 _FEW_PLACES = 8
-"""So many places on the x axis are marked and named one by one, unless two of them are too close."""
+"""Up to so many places on the x axis are marked and labelled one by one, unless two of them are too close."""
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -64,7 +64,7 @@ class Line:
 
     label: str
     colour: int | None
-    """Its place in the palette; None: nothing measured but a claim, dashed in grey beneath the others."""
+    """Its place in the palette; None: a claim, not a measurement, drawn dashed and grey beneath the others."""
     x: np.ndarray
     y: np.ndarray
     deviation: np.ndarray
@@ -72,7 +72,7 @@ class Line:
 
     @property
     def level(self) -> bool:
-        """Whether x never moves, as of a system that sends nothing against bytes."""
+        """Whether x never moves, as when a system that sends nothing is drawn against bytes."""
         return len(self.x) > 1 and np.ptp(self.x) == 0
 
 
@@ -143,7 +143,7 @@ def graph(
             segments = [np.stack([np.zeros(2), place]) for place in places]
         links = draw_links(axes, segments, strength=5, most=0.6)
         links.set_rasterized(len(segments) > _MOST_VECTORS)
-        # Neighbours on a circle just do not touch.
+        # So large that neighbours on a circle just do not touch.
         size = np.clip((420 / len(places)) ** 2, 8, 110)
         colours = [values.get(worker, np.nan) for worker in range(len(places))]
         look: Any = {"cmap": "viridis", "vmin": limits[0], "vmax": limits[1], "edgecolors": FAINT, "linewidths": 0.5}
@@ -163,7 +163,7 @@ def graph(
 
 
 def colour_ends(values: Iterable[float]) -> tuple[float, float]:
-    """The ends of a colour scale; apart even if all values are one, which is then the end that is further from zero."""
+    """The ends of a colour scale, apart even if all values are equal: then the value is the end further from zero."""
     found = [value for value in values if np.isfinite(value)]
     low, high = (min(found), max(found)) if found else (0.0, 1.0)
     if high > low:
@@ -222,7 +222,7 @@ def _ticks(axes: "Axes", x: Axis, y: Axis) -> None:
 
 
 def _few_places(lines: Sequence[Line], x: Axis) -> list[float]:
-    """Where the lines' points are on the x axis, if those are few and apart; else nothing."""
+    """The places of the lines' points on the x axis, if they are few and not too close; else none."""
     places = np.unique([x.factor * value for line in lines if not line.level for value in line.x])
     along = np.log(places) if x.log else places
     apart = 2 <= len(places) <= _FEW_PLACES and np.diff(along).min() > 0.05 * np.ptp(along)

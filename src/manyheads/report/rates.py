@@ -22,9 +22,9 @@ class Tried:
     lr: float
     head_lr: float
     seeds: int
-    """How many they were begun with: the chosen ones with all, others with the first at least."""
+    """With how many seeds they were begun: the chosen rates with all, others at least with the first."""
     score: float | None
-    """Validation accuracy after the last round, its mean over them; None: there was no such."""
+    """Validation accuracy after the last round, mean over these seeds; None: a run failed or did not finish."""
     chosen: bool
 
 
@@ -32,19 +32,19 @@ def tried(comparison: Comparison) -> list[Tried]:
     """Every pair that the last tuning tried, system by system and the lowest rates first; nothing without one."""
     others: dict[str, list[Finished]] = {}
     for run in rejected(comparison.folder):
-        # Deeper lie the runs of tunings before, with other factors or another seed.
+        # Folders further down hold the runs of earlier tunings, with other factors or another seed.
         unscored = run.summary and run.summary.get(_SCORE) is None
         if run.path.parent == comparison.folder / TUNING and not unscored:
             others.setdefault(_setting(run), []).append(run)
     found = []
     for (i, j), runs in sorted(comparison.cells.items()):
-        # A system that does not look at the grid has the same runs in every setting.
+        # A system that ignores the grid's options has the same runs in every setting: list them once.
         beside = others.pop(_setting(runs[0]), [])
         pairs: dict[tuple[float, float], list[Finished]] = {}
         for run in (*runs, *beside):
             pairs.setdefault((run.options["lr"], run.options["head_lr"]), []).append(run)
         if not beside or not all(_no_worse(runs, of_pair) for of_pair in pairs.values()):
-            # Nothing was tried, or the rates were given in place of those that had won.
+            # Nothing was tuned, or the rates were given by hand instead of those that had won.
             continue
         label, setting = comparison.systems[i].label, str(comparison.settings[j])
         found += [
@@ -65,7 +65,7 @@ def at_the_end(tries: list[Tried]) -> list[str]:
 
 
 def _no_worse(chosen: Sequence[Finished], others: Sequence[Finished]) -> bool:
-    """Whether rates have won against others: by the seeds that each was run with, or by those of both."""
+    """Whether the chosen rates score no lower: over all seeds of each, or over the seeds that both were run with."""
     seeds = {run.seed for run in chosen} & {run.seed for run in others}
     both = [[run for run in side if run.seed in seeds] for side in (chosen, others)]
     pairs = ((_mean_score(ours), _mean_score(theirs)) for ours, theirs in ((chosen, others), both) if theirs)
@@ -73,7 +73,7 @@ def _no_worse(chosen: Sequence[Finished], others: Sequence[Finished]) -> bool:
 
 
 def _mean_score(runs: Sequence[Finished]) -> float | None:
-    """Of rates that failed with any seed: None."""
+    """The mean validation accuracy; None: a run failed or did not finish."""
     scores = [score for run in runs if (score := run.summary.get(_SCORE)) is not None]
     return mean(scores) if len(scores) == len(runs) else None
 

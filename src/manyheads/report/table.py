@@ -118,7 +118,7 @@ def rows(comparison: Comparison) -> list[Row]:
 
 
 def _settings(run: Finished, setting: Setting) -> tuple[str, ...]:
-    """The grid's values as they are the run's: one without neighbours is on no graph, and the same in every row."""
+    """The grid's values for a run; those that its algorithm ignores are shown as a dash, or as its own graph."""
     own = {name: "–" for name in setting.values if passes_over(run, name)}
     if "graph" in own:
         own["graph"] = shown(run.options["graph"])
