@@ -27,7 +27,7 @@ _FEW_TEST_SAMPLES = 10
 _BASE = "as read"
 
 _Count = Callable[[Finished], float | None]
-"""What is said of a run."""
+"""How a run is scored."""
 
 _SPLITS = {"cifar10": (0.1, 0.5), "cifar100": (0.1,), "mobiact": (0.1, 0.5)}
 """The Dirichlet parameters of a data set."""
@@ -41,25 +41,25 @@ class _Reading:
     algorithms: tuple[Algorithm, ...]
     changes: dict[str, Any] = field(default_factory=dict)
     suffix: str = ""
-    """What the split's parameter is followed by."""
+    """What follows the split's parameter in its spec."""
     raw: bool = False
-    """Whether the inputs are left as they are, where the data set is one that is standardised."""
+    """Whether inputs are taken without the data set's usual standardisation."""
 
 
 _AS_READ = _Reading(_BASE, (DePRL(), DPSGD(), DisPFL(), FedAvg(), FedRep(), Ditto(), FedRoD()))
 
 _THREE_PASSES = _Reading("the representation trains for three passes", (DePRL(body_epochs=3), FedRep(body_epochs=3)))
-"""As whole nets do."""
+"""As many as whole nets train for."""
 
 _THREE_PASSES_AND_GRAPH = _Reading(
     f"{_THREE_PASSES.label} on the random graph", (DePRL(body_epochs=3),), {"graph": "random"}
 )
-"""Whether it is the ring that keeps DePRL from gaining by them what FedRep gains,"""
+"""Is it the ring that keeps DePRL from gaining as much by three passes as FedRep does,"""
 
 _THREE_PASSES_ALIKE = _Reading(
     f"{_THREE_PASSES.label} and the server weighs workers alike", (FedRep(body_epochs=3, weighting="uniform"),)
 )
-"""or that it weighs all workers alike: on the full graph the two are then the same."""
+"""or its equal weights for all workers? On the full graph the two algorithms are then the same."""
 
 _HIGHER_RATE = _Reading("the representation's rate is three times as high", (DePRL(), FedRep()), {"lr": 0.03})
 """In the authors' code the representation's momentum goes on growing while heads train, and moves it three times as far
@@ -85,8 +85,8 @@ def _readings(size: Size, data: str) -> list[_Reading]:
     return [
         _AS_READ,
         _Reading("the head is the whole classifier", (DePRL(),), {"head": classifier}),
-        # Where all start alike a round then ends with the models that are scored before mixing, so that one run is
-        # enough: it shows how far two runs of the same numbers lie apart on a GPU.
+        # All workers start alike, so a round then ends with the very models that are otherwise scored before mixing.
+        # One run is enough: it shows how far two runs with the same numbers lie apart on a GPU.
         _Reading("mix before training", (DePRL(order="mix-train"),)),
         _Reading("the mean model is scored", (DPSGD(evaluate="mean-model"),)),
         _Reading("the server weighs workers alike", (FedAvg(weighting="uniform"), FedRep(weighting="uniform"))),

@@ -1,7 +1,8 @@
 """Consensus error of DePRL by heterogeneity, beside the same runs with a constant rate.
 
-The paper's error rises and then falls, which it puts down to heads that start at random. A rate that falls to nothing
-makes every such curve fall: the control, whose rate stays, says what is left of it. Here all heads start equal.
+The paper's error rises and then falls, which it attributes to heads that start at random. But a rate that falls to
+nothing makes every such curve fall: the control, whose rate stays constant, shows how much of the fall remains. Here
+all heads start equal.
 """
 
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What trials will take, before they run: by records of runs alike where there are any, else estimated."""
+"""What trials will take before they run: by the records of similar runs if there are any, else estimated."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -63,7 +63,7 @@ class Estimate:
     seconds: float
     bytes: float
     measured: bool
-    """Whether the time comes from records of runs alike."""
+    """Whether the time comes from the records of similar runs."""
 
 
 class Costs:
@@ -74,7 +74,7 @@ class Costs:
         self._paces = _paces(records, self.on_gpu)
 
     def __call__(self, trial: Trial, *, trained: bool = False) -> Estimate:
-        """A trial's time and memory; ``trained``: the run that its new workers build on has been made."""
+        """A trial's time and memory; ``trained``: the run that its new workers build on exists already."""
         paces = self._paces.get(_kind(trial), [])
         seconds = 0.0
         if not trained:
@@ -95,7 +95,7 @@ class Costs:
         return train * passes * step_seconds(model, batch) / batch / cores()
 
     def of_all(self, trials: Iterable[Trial]) -> list[Estimate]:
-        """Estimates of trials that are made one after another: a run once, however many new workers build on it."""
+        """Estimates of trials made one after another: a run counts once, even if several trials build on it."""
         made: set[str] = set()
         estimates = []
         for trial in trials:
@@ -114,7 +114,7 @@ def total(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _work(trial: Trial) -> float:
-    """Passes over all train samples that a round comes to, what is looked at included."""
+    """A round's work in passes over all train samples, evaluation included."""
     train, test, _ = _pools(trial)
     scored = _FORWARD * (2 * test + train) / train + 2 * trial.theory
     return _passes_a_round(trial) + scored / trial.every
@@ -123,7 +123,7 @@ def _work(trial: Trial) -> float:
 def _passes_a_round(trial: Trial) -> float:
     """Training passes over all samples in a round; a pass over frozen features counts as its forward part."""
     options = vars(trial.experiment.algorithm)
-    # Steps are as many for every worker, whatever it holds.
+    # A step is one batch of every worker, however many samples it holds.
     step = trial.experiment.workers * (trial.experiment.batch_size or 1) / _pools(trial).train
 
     def passes(unit: str) -> float:
@@ -153,7 +153,7 @@ def _pools(trial: Trial) -> Pools:
 
 
 _Kind = tuple[str, str, str, int]
-"""Data, net, algorithm and workers of runs alike."""
+"""What similar runs have in common: data, net, algorithm and number of workers."""
 
 
 def _kind(trial: Trial) -> _Kind:
@@ -170,7 +170,7 @@ def _paces(records: Path, on_gpu: bool) -> dict[_Kind, list[float]]:
 
 
 def _recorded(records: Path) -> Iterable[tuple[Trial, dict[str, Any]]]:
-    """The runs of the records on data that are known, and what each came to."""
+    """The recorded runs on known data sets, and their summaries."""
     for summary in sorted(records.glob(f"*/{SUMMARY}")):
         with suppress(UserError):
             described, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)

@@ -1,7 +1,7 @@
-"""All studies as one list of runs, the most telling first: for when time is short.
+"""All studies as one list of runs, the most telling first, for when time is short.
 
-CIFAR-10 on a ring comes first, heterogeneity by heterogeneity, with DePRL, D-PSGD and DisPFL before the others; then
-the other data sets alike; then graphs, new workers and ablations; and every further seed after that.
+CIFAR-10 on a ring comes first, by heterogeneity, with DePRL, D-PSGD and DisPFL before the others; then the other data
+sets in the same order; then graphs, new workers and ablations; and after that the same with each further seed.
 """
 
 from manyheads.data.dataset import RAW
@@ -30,7 +30,7 @@ def in_order(studies: dict[str, Study], size: Size) -> list[Trial]:
             _STUDIES.index(study),
             _DATA.index(trial.data.removesuffix(RAW)),
             0 if place["algorithm"] in _FIRST_ALGORITHMS else 1,
-            # New workers stay beside the others on the same run, in the order of their study.
+            # New workers that build on the same run stay together, in the order of their study.
             0 if trial.new is not None else round(100 * float(str(place.get("dirichlet", 0)).partition(":")[0])),
             _FIRST_ALGORITHMS.index(place["algorithm"]) if place["algorithm"] in _FIRST_ALGORITHMS else 0,
         )

@@ -39,7 +39,7 @@ class Panel:
 
 
 def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
-    """Panels of the same methods in the same order, on one scale: a gap is as long as it is large in all of them."""
+    """Panels with the same methods in the same order, on one scale, so that gaps can be compared across panels."""
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 

@@ -22,7 +22,7 @@ def along(label: str, colour: int, runs: Sequence[Finished], x: str, y: str) -> 
 def across(label: str, colour: int, results: Results, key: str, metric: str, **place: Any) -> list[Line]:
     """A metric after the last round against a part of the place: one line, or none where there is nothing to draw.
 
-    It goes through the seeds that all its points have, or else its shape would be that of the seeds.
+    Only seeds that all its points have are used, or differences between seeds would shape the line.
     """
     found = {value: at_end(runs, metric) for value, runs in results.alike(key, **place).items()}
     there = [(value, stat) for value, stat in found.items() if stat is not None]

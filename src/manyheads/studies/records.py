@@ -45,7 +45,7 @@ _DIGITS = 6
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
 _GIVE = "give an archive that manyheads study wrote."
 _MOST_BYTES = 1 << 28
-"""Of all files in an archive, which are held in memory together."""
+"""The most that all files in an archive may take: they are held in memory together."""
 
 
 class Records:
@@ -58,7 +58,7 @@ class Records:
         return self.folder / trial.name
 
     def have(self, trial: Trial) -> bool:
-        """Whether a trial's run is recorded with all that the trial wants to see of it."""
+        """Whether a trial's run is recorded, with everything that the trial needs."""
         path = self.path(trial)
         try:
             stored, summary = read_description(path / EXPERIMENT), read_object(path / SUMMARY)
@@ -75,10 +75,10 @@ class Records:
         )
 
     def missing(self, trials: Sequence[Trial]) -> list[Trial]:
-        """The trials that are not recorded, in their order but for this.
+        """The trials that are not recorded, in their order with one exception.
 
-        New workers come right after the run they build on, where that is missing as well: then it is made once, and
-        its weights need not be kept for long.
+        New workers come right after the run they build on if that is missing too: it is then made once, and its
+        weights need not be kept for long.
         """
         left = [trial for trial in trials if not self.have(trial)]
         following = {trial.name: list[Trial]() for trial in left if trial.new is None}
@@ -93,7 +93,7 @@ class Records:
         if not self.have(trial):
             return None
         (found,) = find_runs(self.path(trial)).runs
-        # In older records of new workers stands a number that followed from it.
+        # Older records of new workers have a number derived from the seed instead.
         return replace(found, options={**found.options, "seed": trial.place["seed"]})
 
     def keep(self, directory: Path, trial: Trial) -> Path:
@@ -127,7 +127,7 @@ class Records:
                         packed.write(path, f"{trial.name}/{path.name}")
 
     def unpack(self, archive: Path) -> list[str]:
-        """Take the records of a zip file over; gives their names."""
+        """Add the records of a zip file to these; gives their names."""
         found: dict[str, dict[str, bytes]] = {}
         try:
             with zipfile.ZipFile(archive) as packed:
@@ -139,14 +139,14 @@ class Records:
                         raise UserError(f"{archive} holds {info.filename}, which is not part of a record: {_GIVE}")
                     found.setdefault(path.parts[0], {})[path.name] = packed.read(info)
         except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            # RuntimeError: it is encrypted, or compressed in a way of its own.
+            # RuntimeError: the file is encrypted, or compressed in an unknown way.
             raise UserError(f"{archive} cannot be read ({error}): {_GIVE}") from None
         for name, files in found.items():
             for needed in (EXPERIMENT, SUMMARY):
                 if needed not in files:
                     raise UserError(f"{archive}: {name} has no {needed}: {_GIVE}")
             with TemporaryDirectory() as folder:
-                # Before any record that is there gives way to it.
+                # Checked before it replaces a record that is there.
                 for part, content in files.items():
                     (Path(folder) / part).write_bytes(content)
                 if not _is_readable(Path(folder)):
@@ -159,7 +159,7 @@ class Records:
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write a record in the place of any before it; from the first change to the last there is no summary."""
+    """Write a record, replacing an earlier one. While it changes it has no summary, so that half a record is none."""
     make_folder(folder)
     with disk_errors(folder):
         for name in reversed(_FILES):
@@ -177,7 +177,7 @@ def sizes(run: Finished) -> dict[str, list[int]]:
 
 
 def _is_whole(record: Path, rounds: int) -> bool:
-    """Whether the files beside a record's summary are as they were written: no line damaged, the last one there."""
+    """Whether the files beside a record's summary are whole: no line is damaged and the last round is there."""
     for name in (METRICS, WORKERS):
         kept = [row and row["round"] for _, row in read_lines(record / name)]
         if None in kept or kept[-1:] != [rounds]:
@@ -195,13 +195,13 @@ def _is_readable(record: Path) -> bool:
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """At most so many rounds, evenly, the last one among them."""
+    """At most _MOST_LINES rounds, evenly spaced, with the last one."""
     step = -(-len(rows) // _MOST_LINES)
     return [row for place, row in enumerate(rows) if (len(rows) - 1 - place) % step == 0]
 
 
 def _means(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Means of the terms of M(k) over all rounds in which they were measured: thinned rows no longer give them."""
+    """Means of the terms of M(k) over all rounds that have them; these cannot be computed from thinned rows later."""
     names = sorted({name for row in rows for name in row if name.startswith("theory_")})
     return {f"mean_{name}": float(np.mean([row[name] for row in rows if name in row])) for name in names}
 

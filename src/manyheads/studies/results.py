@@ -75,7 +75,7 @@ class Results:
         return [run for trial, run in self.recorded if place.items() <= trial.place.items()]
 
     def alike(self, key: str, **place: Any) -> dict[Any, list[Finished]]:
-        """The runs at a place by another part of it, where any are recorded, with the seeds that all of these have."""
+        """The recorded runs at a place, by the values of ``key``; only the seeds that all of these values have."""
         there = {value: runs for value in self.values(key) if (runs := self.runs(**{key: value}, **place))}
         return dict(zip(there, shared_seeds(there.values()), strict=True))
 
@@ -92,7 +92,7 @@ class Results:
         return list(dict.fromkeys(trial.place[key] for trial in self.trials if key in trial.place))
 
     def about(self, *, deviations: bool) -> str:
-        """What was run, where, and how long it took, in a paragraph; and what ± is, where a page has deviations."""
+        """A paragraph on what was run, where, and how long it took; and what ± means, if the page has deviations."""
         runs = [run for _, run in self.recorded]
         said = [f"{len(runs)} of {counted(len(self.trials), 'run')} {'is' if len(runs) == 1 else 'are'} recorded."]
         if runs:
@@ -109,19 +109,19 @@ class Results:
 
 
 def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
-    """Of each group the runs with seeds that all groups have."""
+    """For each group the runs whose seeds all groups have."""
     groups = list(groups)
     shared = set.intersection(*({run.seed for run in group} for group in groups)) if groups else set()
     return [[run for run in group if run.seed in shared] for group in groups]
 
 
 def percent(stat: Stat | None) -> str:
-    """An accuracy over seeds, in percent, with its deviation and how many they are."""
+    """An accuracy over seeds, in percent, with its deviation and the number of seeds."""
     return over_seeds(stat, 100)
 
 
 def over_seeds(stat: Stat | None, factor: float = 1.0) -> str:
-    """A number over seeds, times a factor, with its deviation and how many they are."""
+    """A number over seeds, times a factor, with its deviation and the number of seeds."""
     if stat is None:
         return NOTHING
     deviation = f" ± {factor * stat.deviation:.1f} ({stat.count})" if stat.deviation is not None else ""

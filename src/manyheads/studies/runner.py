@@ -27,7 +27,7 @@ from manyheads.studies.trial import Trial
 _FIRST_ROUNDS = 3
 """Rounds before a run's pace is known: the first ones compile and warm up."""
 _AT_MOST_TOO_LONG = 3
-"""How many times longer than a run an estimate of it may be."""
+"""An estimate may be this many times too long: a run is skipped only if even a fraction of it does not fit."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class Runner:
     """What trials that are not on disk leave to the new workers of later ones, by their names."""
 
     def path(self, trial: Trial) -> Path:
-        """Where a trial's run directory lies; one that looks at its run more often has another."""
+        """Where a trial's run directory lies; one that evaluates its run more often has another."""
         return self.work / f"{trial.name}-{trial.experiment.run_id}-every{trial.every}"
 
     def run(self, trials: Sequence[Trial], seconds: float | None = None) -> Generator[News]:
         """Run trials in their order.
 
-        With ``seconds``, runs are left that cannot end in time: by what is estimated before any round is made, by the
-        run's own pace, or by that of others like it.
+        With ``seconds``, runs that cannot end in time are left out: judged by an estimate before the first round, by
+        the run's own pace after that, or by the time that similar runs took.
         """
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         costs = Costs(self.records.folder, pick_device(self.runtime.device).type)
@@ -66,7 +66,7 @@ class Runner:
             if began + takes.get(kind, costs(trial, trained=trained).seconds / _AT_MOST_TOO_LONG) > deadline:
                 continue
             if self.records.have(trial):
-                # New workers have left the record of the run that they build on.
+                # It was recorded for new workers that build on it.
                 yield News(number, "finished", trial.rounds)
                 continue
             pace = _Pace(trial.rounds)
@@ -82,7 +82,7 @@ class Runner:
             self._clear(trial, needed)
 
     def _is_trained(self, trial: Trial) -> bool:
-        """Whether what a trial's new workers build on is there."""
+        """Whether what a trial's new workers build on has been learned."""
         source = trial.source
         return trial.new is not None and (source.name in self._learned or (self.path(source) / SUMMARY).exists())
 
@@ -90,6 +90,9 @@ class Runner:
         """One run and its end. ``taught``: new workers build on it."""
         _free_memory(pick_device(self.runtime.device))
         runtime = trial.runtime(self.runtime)
+        if not self.checkpoints:
+            # Similarities are compared by a run that has a directory, which then writes weights once.
+            runtime = replace(runtime, checkpoint_every=trial.source.rounds)
         if trial.new is not None:
             yield from self._new_workers(trial, runtime)
         elif self.checkpoints or trial.similarity:
@@ -104,14 +107,14 @@ class Runner:
             yield from self._without_weights(trial, session, keep)
 
     def _with_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
-        """A run in a directory of its own, from where that stops."""
+        """A run in a directory of its own, continued where that stops."""
         for news in run_jobs([Job(trial.experiment, self.path(trial), trial.name)], runtime):
             if news.state == "finished" and not self.records.have(trial):
                 self._keep(self.path(trial), trial)
             yield news
 
     def _new_workers(self, trial: Trial, runtime: Runtime) -> Generator[News]:
-        """The run whose representation they use, unless it is there, and then theirs."""
+        """The run whose representation the new workers use, unless it exists, and then their own."""
         assert trial.new is not None
         source = trial.source
         if self._is_trained(trial):
@@ -141,7 +144,7 @@ class Runner:
         self, trial: Trial, session: Session, ended: Callable[[State], None] = lambda state: None
     ) -> Generator[News]:
         """A run of which only numbers reach the disk."""
-        # Beside the one with weights that new workers would look for.
+        # Not the trial's own path, where new workers would look for a run with weights.
         path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
         content, record = session.everyone.content, None
         with ExitStack() as held:
@@ -166,7 +169,7 @@ class Runner:
         self.kept(trial)
 
     def _clear(self, trial: Trial, needed: set[str]) -> None:
-        """Remove what no later trial needs, of run directories those whose record is there."""
+        """Remove what no later trial needs; of run directories only those that are recorded."""
         for one in (trial, trial.source):
             if one.name not in needed:
                 self._learned.pop(one.name, None)
@@ -182,7 +185,7 @@ class _Pace:
         self.first: tuple[int, float] | None = None
 
     def end(self, round: int) -> float:
-        """The monotonic time of its end; minus infinity while that is not known, or not worth asking any more."""
+        """The monotonic time of its end; minus infinity while that is unknown, and when it is more than half done."""
         now = time.monotonic()
         if self.first is None:
             self.first = (round, now)

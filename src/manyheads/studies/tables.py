@@ -31,13 +31,13 @@ _QUICK_FOR = "cifar10"
 def _grid(table: int, size: Size) -> list[Trial]:
     places = list(accuracies(table))
     if table == 3:
-        # The paper has no numbers for it; they say what sharing anything is worth.
+        # Local training, for which the paper has no numbers, shows what sharing is worth.
         places += [Place(*row, "ring", "local") for row in dict.fromkeys(place[:2] for place in places)]
     if size.quick:
         places = [place for place in places if place.data == _QUICK_FOR]
     make = _new_workers if table in (2, 4) else _workers
     trials = [make(place, seed, size) for place in places for seed in size.seeds]
-    # New workers on one run come one after another: its weights are kept for as long as that takes.
+    # New workers on the same run come one after another, so that its weights are kept only for that long.
     order: dict[str, int] = {}
     for trial in trials:
         order.setdefault(trial.source.name, len(order))
@@ -116,7 +116,7 @@ def _add_data(
 
 
 def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> dict[Place, float]:
-    """Accuracies over the seeds that all of some places were run with; empty: there is none."""
+    """Accuracies over the seeds that all these places were run with; empty: there are none."""
     alike = shared_seeds(runs[place] for place in places)
     found = {place: at_end(group, "accuracy_mean") for place, group in zip(places, alike, strict=True)}
     return {place: stat.mean for place, stat in found.items() if stat is not None}

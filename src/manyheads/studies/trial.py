@@ -20,10 +20,10 @@ GRAPHS = {"ring": "ring", "random": "random:0.25", "full": "full"}
 """The paper's graphs as we spell them."""
 
 _NOT_IN_NAMES = {"data", "algorithm", "split", "graph", "workers", "seed", "validation"}
-"""The options that every name says in a way of its own, and one that is the same in all trials."""
+"""Options that every name states in its own way, and validation, which is the same in all trials."""
 
 _NOT_COMPARED = {"precision", "step_seconds"}
-"""What a record need not share with its trial: how exactly it was computed, and what the simulated clock counts."""
+"""Options in which a record may differ from its trial: the precision, and the simulated time of a step."""
 
 _NOT_OF_NEW_WORKERS = {"algorithm", "seed", "decay", "schedule", "graph", "weights", "redraw"}
 """What new workers do not take over from the run whose representation they use."""
@@ -45,7 +45,7 @@ class Trial:
     similarity: bool = False
     """Whether the similarities between workers are kept."""
     label: str = ""
-    """Its name, where one made of its options would be too long."""
+    """Its name, if one made of its options would be too long."""
 
     @property
     def data(self) -> str:
@@ -66,7 +66,7 @@ class Trial:
 
     @cached_property
     def name(self) -> str:
-        """What its record is called: in words, so that it outlives new options of the program."""
+        """The name of its record: made of words and not of a hash, so that it stays the same when options are added."""
         if self.label:
             return self.label
         experiment = self.experiment
@@ -82,7 +82,7 @@ class Trial:
         return replace(base, eval_every=self.every, theory_every=self.every if self.theory else 0)
 
     def fits(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a stored experiment.json is of this trial. Options that are newer than the file are not looked at."""
+        """Whether a stored experiment.json is of this trial. Options that are newer than the file are ignored."""
         wanted = _options(self.experiment)
         if self.new is not None:
             new = {"workers": self.new.workers, "split": self.new.split, "rounds": self.new.head_epochs}
@@ -92,7 +92,7 @@ class Trial:
         return all(found[name] == value for name, value in wanted.items() if name in found)
 
     def _changes(self) -> Iterable[tuple[str, Any]]:
-        """The options in which the experiment differs from what its data set's recipe and its algorithm say."""
+        """The options in which the experiment differs from its data set's recipe and its algorithm's defaults."""
         plain = _plain_options(type(self.experiment.algorithm), self.experiment.data)
         for name, value in sorted(_options(self.experiment).items()):
             if name not in _NOT_IN_NAMES and plain[name] != value:
@@ -165,7 +165,7 @@ QUICK = Size(workers=8, new_workers=4, rounds=4, every=2, seeds=(1,), stand_in="
 
 
 def complete(experiment: Experiment) -> Experiment:
-    """The experiment with nothing left open, without reading a data set that has a name."""
+    """The experiment with no value left open; a data set that has a name is not read for it."""
     return resolve(experiment, experiment.data.input_shape if isinstance(experiment.data, Dataset) else ())
 
 
@@ -194,7 +194,7 @@ def only(trials: Iterable[Trial], conditions: Iterable[str]) -> list[Trial]:
 
 
 def without_repeats(trials: Iterable[Trial]) -> list[Trial]:
-    """Every run once, with all that any of its trials wants to see of it; new workers build on that one."""
+    """Every run once, with everything that any of its trials needs; new workers build on that one."""
     found: dict[str, Trial] = {}
     alike = defaultdict[str, list[Trial]](list)
     for trial in trials:
@@ -213,16 +213,16 @@ def without_repeats(trials: Iterable[Trial]) -> list[Trial]:
 
 @cache
 def _plain_options(kind: Any, data: str | Dataset) -> dict[str, Any]:
-    """The options of an experiment of which only algorithm and data are said."""
+    """The options of an experiment with nothing given but algorithm and data."""
     return _options(complete(Experiment(algorithm=kind(), data=data)))
 
 
 def _options(experiment: Experiment) -> dict[str, Any]:
-    """Every option that is a word or a number, the algorithm by its name and its own ones."""
+    """Every option that is a word or a number, those of the algorithm among them."""
     return _compared(experiment.describe())
 
 
 def _compared(description: Mapping[str, Any]) -> dict[str, Any]:
     options = flat(description)
-    # Arrays and functions are described by what they are, which another machine may round or name another way.
+    # Without arrays and functions, whose descriptions may differ between machines.
     return {name: value for name, value in options.items() if name not in _NOT_COMPARED and not isinstance(value, dict)}
