@@ -37,10 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A terminal without Unicode gets question marks, not a traceback.
         sys.stdout.reconfigure(errors="replace")
-    # Pictures go into files. A notebook names a backend of its own to whatever it starts, which may not have it.
+    # Pictures only go into files. A notebook sets its own backend for processes it starts, which may not exist here.
     os.environ["MPLBACKEND"] = "agg"
     if started_together():
-        # torch would tell of every connection that is lost in a page of addresses.
+        # torch would report every lost connection in a page of addresses.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if rank() > 0 or sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return _fail(str(error) or "stopped.", STOPPED)
     except BrokenPipeError:
-        # Whoever read our output has gone; Python must not try to flush the rest of it at exit.
+        # The reader of our output is gone; Python must not try to flush the rest of it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
@@ -79,9 +79,9 @@ def _run(argv: Sequence[str]) -> int:
     if started_together() and args.run is not train.run:
         raise UserError("only manyheads train runs in several processes: start this command without torchrun.")
     if not started_together() and current_thread() is main_thread():
-        # A scheduler's word to stop is taken like the user's own; torchrun has a way of its own to stop many.
+        # A scheduler's SIGTERM is treated like Ctrl-C; torchrun stops its processes in a way of its own.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # The nets of ``--model package.module:factory`` may lie where the user stands, as they may for ``python -m``.
+    # ``--model package.module:factory`` may name a module in the working directory, as for ``python -m``.
     sys.path.append(str(Path.cwd()))
     args.run(args)
     return 0
@@ -111,7 +111,7 @@ def _line(message: str) -> str:
 
 
 def _to_show(line: str) -> str | None:
-    """What to show of a failure: of several processes, one of each machine shows the line of the first that failed."""
+    """What to show of a failure: with several processes, one on each machine shows the line of the first to fail."""
     if not started_together():
         return line
     from manyheads.network.meeting import failure

@@ -1,4 +1,4 @@
-"""What a person sees of many runs at once: how far they are, and what has become of each."""
+"""What a person sees of many runs at once: how far they are, and how each has ended."""
 
 import sys
 import time
@@ -23,7 +23,7 @@ class Shown(NamedTuple):
     label: str
     rounds: int
     seconds: float = 1.0
-    """What a round of it is thought to take; only how that compares with the other runs matters."""
+    """An estimate of what a round takes; only its ratio to those of the other runs matters."""
 
 
 def follow(
@@ -35,10 +35,10 @@ def follow(
     validation: bool = False,
     quiet: bool = False,
 ) -> dict[str, News]:
-    """Show the runs' news as they come: live on a terminal, elsewhere in lines. Gives the last of those that failed.
+    """Show the runs' news as they come: live on a terminal, elsewhere in lines. Gives the failures, by label.
 
-    ``finished`` runs were so before. With ``validation`` the scores shown are those on the validation split, by which
-    rates are chosen.
+    ``finished``: how many runs were finished before. With ``validation`` the scores shown are those on the validation
+    split, by which rates are chosen.
     """
     tally = _Tally(runs, title, validation=validation)
     display: AbstractContextManager[Tell] = nullcontext(lambda item: None)
@@ -75,10 +75,10 @@ class _Tally:
 
     def take(self, news: News) -> None:
         if news.state == "running" and self.rounds[news.job]:
-            # Of a run that is continued only what is done here says how fast it goes.
+            # The pace counts only rounds that were made here, not those of a run that is continued.
             self.here += (news.round - self.rounds[news.job]) * self.runs[news.job].seconds
         elif not self.here:
-            # Nor do first rounds, which prepare much.
+            # Nor does it count first rounds, which take longer to prepare.
             self.began = time.monotonic()
         self.rounds[news.job] = self.runs[news.job].rounds if news.state == "failed" else news.round
         self.ended += news.state != "running"
@@ -90,7 +90,7 @@ class _Tally:
 
     @property
     def done(self) -> int:
-        """Rounds that nobody has to wait for any more."""
+        """Rounds that are made, or will never be, as their run failed."""
         return sum(self.rounds)
 
     def __str__(self) -> str:

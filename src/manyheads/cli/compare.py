@@ -30,7 +30,7 @@ _RUNTIME = (
     "checkpoint_every",
     "deterministic",
 )
-"""What of a run's surroundings can be chosen; a comparison has one process and goes on by itself."""
+"""Fields of Runtime that are options here; a comparison runs in one process and always continues."""
 
 _EXAMPLES = """\
 examples:
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
         _refuse_another(folder, jobs, tuned=bool(tuned))
         if tuned:
             failed = choose(tuned, lambda jobs: _run(jobs, runtime, "tuning", validation=True, quiet=args.quiet))
-            # They have been run with every seed when they were chosen.
+            # Nothing is left to run: the chosen rates have been run with every seed.
             jobs = plan(with_rates(wanted, tuned), folder)
         else:
             failed = _run(jobs, runtime, "running", quiet=args.quiet)
@@ -119,12 +119,12 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None:
-    """Refuse a folder with a report on runs that are not asked for now: another would take its place without them."""
+    """Refuse a folder whose report is also about runs that are not asked for now: the new one would lack them."""
     from manyheads.experiment import flat
     from manyheads.report.spreadsheets import reported
     from manyheads.store.layout import EXPERIMENT, read_description
 
-    # Runs go on to more rounds, and tuning may come to other rates.
+    # A run may be extended to more rounds, and tuning may choose other rates.
     free = {"rounds", "lr", "head_lr"} if tuned else {"rounds"}
 
     def key(description: Mapping[str, Any]) -> str:
@@ -153,7 +153,7 @@ def _conclude(
         with waiting("drawing the report", quiet=quiet):
             page = write(comparison)
     except UserError:
-        # Without its failed runs a grid is not whole; that they failed is what there is to say.
+        # Without the failed runs the grid may be incomplete: then the failure is what to report.
         if not failed:
             raise
     else:
@@ -192,7 +192,7 @@ def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
 def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     """A row for each system and setting: means over seeds with their deviation, the best marked.
 
-    Of what does not fit into ``width`` letters the last columns are left out.
+    The last columns are left out if the table is wider than ``width`` letters.
     """
     from manyheads.cli.text import table
     from manyheads.report.comparison import words

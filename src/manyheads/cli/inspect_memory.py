@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
     lines, host = describe(plan), memory.available()
     if free is not None:
         filled = int(FILLED * free)
-        # A GPU that is not here may have another host.
+        # With --memory the GPU is another one, and so may its host be.
         settled = settle(plan, filled, None if args.memory else host)
         lines = [
             *describe(settled, host),

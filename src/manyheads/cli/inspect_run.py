@@ -60,17 +60,17 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from manyheads.experiment import flat
     from manyheads.parts import usual_options
 
-    # Of one that is not registered nobody knows what is usual for it.
+    # The defaults of an unregistered algorithm are not known.
     kind = find_algorithm(description["algorithm"]["name"]) or DePRL
     usual = usual_options(description, kind)
     if description["precision"] in ("float32", "tf32"):
-        # The default of a CPU and that of a GPU.
+        # These are the defaults of a CPU and of a GPU.
         usual["precision"] = description["precision"]
-    # Which run new workers build upon stands in a note.
+    # Left out too: which run new workers build upon, as a note says it.
     said = {"algorithm", "data", "rounds", "seed", *kind.provenance}
     for name, value in flat(description).items():
         if name not in said and value is not None and usual.get(name) != value:
-            # What follows from a run is nobody's option.
+            # learned_by follows from the run that was joined, and is not an option.
             yield ("learned by", value) if name == "learned_by" else ("option", f"{flag(name)} {_shown(value)}")
 
 

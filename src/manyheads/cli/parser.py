@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         if self._commands is not None:
             word = next(iter(args or ()), "").partition("=")[0]
             if word.startswith("-") and word not in self._option_string_actions:
-                # Or argparse would take its value for the command.
+                # Otherwise argparse would take the option's value for the command.
                 raise self.unknown_option(word)
             if word and not word.startswith("-") and word not in self._commands.choices:
                 raise unknown("command", word, self._commands.choices)

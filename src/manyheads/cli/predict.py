@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> None:
             " that shape."
         )
     inputs = _inputs(x, described, args.data)
-    # What is going on is said on stderr: a script may read the classes.
+    # Progress goes to stderr, as a script may read the classes from stdout.
     with redirect_stdout(sys.stderr), waiting(f"predicting {counted(len(x), 'sample')}"):
         probabilities = _predict(net, inputs, described["num_classes"])
     if not (sound := np.isfinite(probabilities).all(1)).all():
@@ -119,7 +119,7 @@ def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
 
 
 def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
-    """Bytes as the run has made its inputs of them, all other numbers as they are."""
+    """Bytes converted as for the run's own inputs; other numbers as they are."""
     from manyheads.data.pixels import Pixels
 
     if x.is_floating_point():
@@ -145,7 +145,7 @@ def _predict(net: "nn.Module", x: "Tensor", num_classes: int) -> "np.ndarray":
     with torch.inference_mode(), user_code("the model"):
         scores = torch.cat([net(part.to(dtype)) for part in x.split(_CHUNK)])
     if scores.ndim != 2 or scores.shape[1] < num_classes:
-        # Trained by a loss of the user's, such as that of one logit for two classes.
+        # The net was trained with a user's own loss, such as one with a single logit for two classes.
         raise UserError(
             f"the net gives {list(scores.shape[1:])} numbers per sample, not a score for each of {num_classes}"
             " classes: use it in Python, with Run.open(...).model."

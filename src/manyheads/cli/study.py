@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
         return
     with locked(folder):
         if args.archive is not None:
-            # What is recorded, and before anything is trained: a file that cannot be written is noticed at once.
+            # Packed before anything is trained too, so that a file that cannot be written is noticed at once.
             records = Records(folder)
             records.pack(args.archive, _recorded(trials, records).values())
         errors = {} if args.report else _run(trials, folder, args)
@@ -129,7 +129,7 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
 
 
 def _recorded(trials: "Sequence[Trial]", records: "Records") -> "dict[str, Trial]":
-    """Those of some trials that are recorded, and of the runs that their new workers build on, by name."""
+    """The recorded ones of some trials and of the runs that their new workers build on, by name."""
     both = {one.name: one for trial in trials for one in (trial.source, trial)}
     return {name: one for name, one in both.items() if records.have(one)}
 
@@ -173,7 +173,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     if not args.quiet:
         print(f"{args.name}: {len(missing)} of {counted(len(trials), 'run')} still to be made", flush=True)
     missing = _with_data(missing, runtime.data_dir, strict=args.name != NAME)
-    # A command that goes on where it stopped packs what it had made before, too.
+    # A command that continues also packs what it had made before.
     made = _recorded(trials, records)
 
     def keep(trial: "Trial") -> None:

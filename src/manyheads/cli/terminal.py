@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from manyheads.rounds import Step
 
 _PATIENCE_SECONDS = 2.0
-"""How long a person waits without asking what is going on, and the shortest time between two lines."""
+"""How long to show nothing before saying what is going on, and the shortest time between two lines."""
 
 _LONG_PATIENCE_SECONDS = 10.0
-"""The same for somebody who has seen that it works."""
+"""The same once there has been something to see."""
 
 FIRST_ROUND = "preparing, and the first round"
 """What is going on until there is something to show: on a GPU a large net is compiled for minutes."""
 
 _WIDE = 80
-"""Letters in a line that hold a bar and all that is said beside it."""
+"""Letters in a line that are enough for a bar and all the text beside it."""
 
 Item = TypeVar("Item")
 
@@ -121,7 +121,7 @@ class _Pace:
     def after(self, step: "Step", between: str = "  ") -> str:
         """Score and loss in words, and rate and time left."""
         now = time.monotonic()
-        # The first round prepares much: it counts only until there is another.
+        # The first round takes longer to prepare: it counts only until there is another.
         round, since = self.first or (step.round - 1, self.began)
         self.first = self.first or (step.round, now)
         if step.record is not None:

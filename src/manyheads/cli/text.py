@@ -12,7 +12,7 @@ _NOTHING = "–"
 
 
 def headline(title: str, options: Mapping[str, Any]) -> str:
-    """What a run is: the algorithm's title, and from a complete experiment's options who trains what where."""
+    """What a run is, in a line: the algorithm's title and the main options of a complete experiment."""
     from manyheads.topology import brief
 
     graph = "no graph" if options["graph"] == "none" else brief(options["graph"])
@@ -29,7 +29,7 @@ def facts(lines: Iterable[tuple[str, str]]) -> str:
 
 
 def columns() -> int:
-    """Letters in a line of the terminal, or $COLUMNS; into a pipe or file without it goes whatever there is."""
+    """Letters in a line of the terminal, or $COLUMNS; unlimited for a pipe or file without it."""
     return shutil.get_terminal_size((sys.maxsize, 0)).columns
 
 
@@ -46,7 +46,7 @@ def summary_table(values: Mapping[str, Any]) -> str:
         ("", "time"): human_seconds(values["seconds"]),
     }
     if values["bytes_sent_per_worker"] == 0:
-        # Workers who have nothing from each other do not mix, and need not agree.
+        # Workers who exchange nothing do not mix, and need not agree.
         del cells["before", "mixing"], cells["consensus", "error"]
     text = table([*zip(*cells, strict=True)], [[*cells.values()]])
     if max(map(len, text.splitlines())) > columns():
@@ -111,11 +111,11 @@ def _nobody_tested(values: Mapping[str, Any]) -> bool:
 
 
 def _is_known(value: float | None) -> bool:
-    """Whether there is a number: what a record has as NaN is null in its file."""
+    """Whether there is a number: NaN in a record is null in its file."""
     return value is not None and not isnan(value)
 
 
 def _left_out(values: Mapping[str, Any]) -> str:
-    """The workers that a record's accuracies are no mean over, in words; empty: they are one over all."""
+    """How many workers a record's accuracies leave out, in words; empty: none."""
     count = values["workers_without_test"]
     return f"{counted(count, 'worker')} left out" if count else ""

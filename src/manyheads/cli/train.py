@@ -63,9 +63,10 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
-    """Refuse options that were given for nothing; in a comparison they are there for other algorithms.
+    """Refuse options that have no effect; in a comparison they are allowed, as other algorithms may use them.
 
-    Not the graph: who tries one algorithm after another changes its name alone, and the run says ``server``.
+    The graph is allowed here too: people try one algorithm after another by changing only its name, and the run then
+    records ``server``.
     """
     from manyheads.parts import exchange
 
@@ -106,7 +107,7 @@ def train(session: "Session", *, quiet: bool) -> None:
     print(text.summary_line(summary) if quiet else f"\n{text.summary_table(summary)}\n")
     accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
-        # What builds upon a run trains heads alone, for so many rounds.
+        # A run of new workers trains heads only, for --head-epochs rounds.
         more = "--head-epochs" if session.experiment.algorithm.provenance else "--rounds, or another --lr"
         print(f"No better than naming each worker's most frequent class: try more {more}.\n")
     print(folder)
