@@ -82,6 +82,10 @@ def make_net() -> type[nn.Module]:
         def wide(self) -> int:
             return 2 * self.width
 
+        @functools.cached_property
+        def deep(self) -> int:
+            return 3 * self.width
+
         @staticmethod
         def squash(x: Tensor) -> Tensor:
             return torch.tanh(x)
@@ -90,7 +94,13 @@ def make_net() -> type[nn.Module]:
 
 
 @pytest.mark.parametrize(
-    "change", [{"width": 5}, {"wide": property(lambda self: 3)}, {"squash": staticmethod(lambda x: x)}]
+    "change",
+    [
+        {"width": 5},
+        {"wide": property(lambda self: 3)},
+        {"deep": functools.cached_property(lambda self: 3)},
+        {"squash": staticmethod(lambda x: x)},
+    ],
 )
 def test_a_class_is_its_functions_and_plain_attributes(change: dict[str, Any]) -> None:
     one, other = make_net(), make_net()
@@ -99,6 +109,13 @@ def test_a_class_is_its_functions_and_plain_attributes(change: dict[str, Any]) -
     for name, value in change.items():
         setattr(other, name, value)
     assert changed(before, hashes(Experiment(model=other()))) == "model"
+
+
+def test_a_cached_factory_is_the_function_in_it() -> None:
+    one, same = (functools.cache(lambda: nn.Linear(3, 2)) for _ in range(2))
+    other = functools.lru_cache(maxsize=2)(lambda: nn.Linear(3, 2, bias=False))
+    assert hashes(Experiment(model=one)) == hashes(Experiment(model=same)) != {}
+    assert changed(hashes(Experiment(model=one)), hashes(Experiment(model=other))) == "model"
 
 
 def test_a_net_by_its_name_is_what_that_names() -> None:

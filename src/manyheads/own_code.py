@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
-from functools import partial
+from functools import cache, cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -18,6 +18,9 @@ _NOT_OWN = {"manyheads", "torch", "numpy", "builtins"}
 
 _PYTHON = "python"
 """Python's version, kept beside the hashes: two versions compile the same lines into different code."""
+
+_CACHED = type(cache(len))
+"""What functools.cache and lru_cache make of a function."""
 
 _PLAIN = (bool, int, float, str, tuple, frozenset)
 """Attributes of a class whose values are hashed."""
@@ -45,8 +48,7 @@ def _hash(value: Any) -> str | None:
     For a class its own functions and plain attributes count, not what these call or what it inherits. Docstrings,
     comments and the place in the file do not count.
     """
-    while isinstance(value, (partial, MethodType)):
-        value = value.func if isinstance(value, partial) else value.__func__
+    value = _unwrapped(value)
     known = value if isinstance(value, (type, FunctionType)) else type(value)
     if (known.__module__ or "").partition(".")[0] in _NOT_OWN:
         return None
@@ -54,12 +56,25 @@ def _hash(value: Any) -> str | None:
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()
 
 
+def _unwrapped(value: Any) -> Any:
+    """What Python's and functools' wrappers hold: the function of a method, a partial or a cache."""
+    while True:
+        if isinstance(value, (partial, cached_property)):
+            value = value.func
+        elif isinstance(value, (MethodType, staticmethod, classmethod)):
+            value = value.__func__
+        elif isinstance(value, _CACHED):
+            value = value.__wrapped__
+        else:
+            return value
+
+
 def _of_class(kind: type) -> Iterator[Any]:
     for name, value in sorted(vars(kind).items()):
         if isinstance(value, property):
             held = [value.fget, value.fset]
         else:
-            held = [value.__func__ if isinstance(value, (staticmethod, classmethod)) else value]
+            held = [_unwrapped(value)]
         for each in held:
             if isinstance(each, FunctionType):
                 yield [name, *_of_function(each)]
