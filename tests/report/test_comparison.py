@@ -249,3 +249,4 @@ def test_slugs_are_names_of_files_and_all_different():
         "x",
         "x-5",
     ]
+    assert slugs(["a", "a 3", "a"]) == ["a", "a-3", "a-4"]

@@ -204,7 +204,8 @@ def slugs(labels: Iterable[str]) -> list[str]:
     found: list[str] = []
     for label in labels:
         name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "x"
-        found.append(name if name not in found else f"{name}-{len(found) + 1}")
+        numbered = (f"{name}-{number}" for number in itertools.count(len(found) + 1))
+        found.append(next(slug for slug in itertools.chain([name], numbered) if slug not in found))
     return found
 
 
