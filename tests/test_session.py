@@ -1,5 +1,6 @@
 """A run made ready: what is left open is filled in, and every mistake shows before anything is written."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,15 @@ def test_nothing_is_left_open(lab):
     # What a run writes down opens the same run.
     again = open_session(Experiment.from_json(session.experiment.to_json()), lab.cpu)
     assert again.experiment == session.experiment
+
+
+def test_a_process_forked_from_one_that_has_trained_is_refused(lab, monkeypatch):
+    lab.opened(lab.tiny(Local()))
+    monkeypatch.setattr("manyheads.session._USED", {os.getpid()})
+    lab.opened(lab.tiny(Local()))
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(UserError, match=r"forked from one that has trained.*get_context\('spawn'\)"):
+        lab.opened(lab.tiny(Local()))
 
 
 def test_all_algorithms_share_partition_graph_and_first_weights(lab):

@@ -165,8 +165,23 @@ def open_session(
     return Session(experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, floor, notes)
 
 
+_USED: set[int] = set()
+"""The processes that have opened a session: this one, and any that it was forked from."""
+
+
+def _refuse_forked() -> None:
+    """Refuse a process forked from one that has trained: torch waits there for threads that only the other has."""
+    _USED.add(os.getpid())
+    if len(_USED) > 1:
+        raise UserError(
+            "this process was forked from one that has trained, and torch would wait for ever: start processes with"
+            " multiprocessing.get_context('spawn')."
+        )
+
+
 def _start(runtime: Runtime) -> torch.device:
     """The device, ready for a run."""
+    _refuse_forked()
     if runtime.deterministic:
         # cuBLAS reads it when it starts, so it is set before anything else.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
