@@ -100,22 +100,34 @@ def test_classes_without_a_test_sample_are_classes(capsys: pytest.CaptureFixture
     assert len(capsys.readouterr().out.split()) == 20
 
 
-def test_a_regression_is_refused(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def _assert_outputs(run: Path, x: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The numbers that the net gives in Python, [samples, 1], whatever y."""
+    with torch.inference_mode():
+        wanted = Run.open(run).model(1)(torch.from_numpy(x)).numpy()
+    np.savez(tmp_path / "x.npz", x=x, y=x[:, 0])
+    assert _predict(run, tmp_path / "x.npz") == 0
+    assert np.array_equal(np.float32(capsys.readouterr().out.split()), wanted[:, 0])
+    assert _predict(run, tmp_path / "x.npz", "--out", str(tmp_path / "y.npz")) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'y.npz'}\n"
+    with np.load(tmp_path / "y.npz") as saved:
+        assert saved.files == ["outputs"]
+        assert np.array_equal(saved["outputs"], wanted)
+
+
+def test_a_regression_gives_its_outputs(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     def squared(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return (output[:, 0] - y).square()
 
     x = np.random.default_rng(0).random((20, 4), dtype=np.float32)
     run = _trained(tmp_path / "run", from_arrays(x, x[:, 0]), loss=squared)
-    np.savez(tmp_path / "x.npz", x=x)
-    assert _predict(run, tmp_path / "x.npz") == 2
-    assert f"the nets of {run} give numbers, not classes" in capsys.readouterr().err
+    _assert_outputs(run, x, tmp_path, capsys)
 
 
 def one_logit(input_shape: tuple[int, ...], num_classes: int) -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(*input_shape, 3), torch.nn.ReLU(), torch.nn.Linear(3, 1))
 
 
-def test_a_net_without_a_score_for_each_class_is_refused(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+def test_a_net_without_a_score_for_each_class_gives_its_outputs(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     def binary(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         target = y.to(output.dtype)
         return torch.nn.functional.binary_cross_entropy_with_logits(output[:, 0], target, reduction="none")
@@ -126,16 +138,13 @@ def test_a_net_without_a_score_for_each_class_is_refused(capsys: pytest.CaptureF
         split="iid", workers=2, rounds=1,
     )  # fmt: skip
     list(train(experiment, Runtime(out=tmp_path / "run", device="cpu")))
-    np.savez(tmp_path / "x.npz", x=x)
-    assert _predict(tmp_path / "run", tmp_path / "x.npz") == 2
-    said = "the net gives [1] numbers per sample, not a score for each of 2 classes: use it in Python"
-    assert said in capsys.readouterr().err
+    _assert_outputs(tmp_path / "run", x, tmp_path, capsys)
 
 
 def test_a_net_sees_few_samples_at_a_time() -> None:
     net, sizes = torch.nn.Linear(3, 2), []
     net.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
-    assert predict._predict(net, torch.rand(300, 3), 2).shape == (300, 2)
+    assert predict._outputs(net, torch.rand(300, 3)).shape == (300, 2)
     assert sizes == [128, 128, 44]
 
 
@@ -144,13 +153,13 @@ def test_what_takes_long_is_said_beside_the_classes(
 ) -> None:
     np.savez(tmp_path / "x.npz", x=np.zeros((5, 1, 8, 8)))
     monkeypatch.setattr(terminal, "_PATIENCE_SECONDS", 0.0)
-    calculate = predict._predict
+    calculate = predict._outputs
 
-    def slowly(net: torch.nn.Module, x: torch.Tensor, num_classes: int) -> np.ndarray:
+    def slowly(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         time.sleep(0.2)
-        return calculate(net, x, num_classes)
+        return calculate(net, x)
 
-    monkeypatch.setattr(predict, "_predict", slowly)
+    monkeypatch.setattr(predict, "_outputs", slowly)
     assert _predict(finished, tmp_path / "x.npz") == 0
     said = capsys.readouterr()
     assert said.err == "predicting 5 samples ...\n"
@@ -180,8 +189,8 @@ def test_no_accuracy_in_classes_of_the_workers_own(
         ({"x": np.array(["a", "b"])}, "needs an array x"),
         ({"x": np.full((5, 3), np.inf)}, "x holds NaN, infinite or too large numbers (first in sample 0)"),
         ({"x": np.full((5, 3), 1e200)}, "x holds NaN, infinite or too large numbers (first in sample 0)"),
-        ({"x": np.zeros((5, 3)), "y": np.zeros(4, int)}, "a class for each of the 5 samples"),
-        ({"x": np.zeros((5, 3)), "y": np.zeros(5)}, "a class for each of the 5 samples"),
+        ({"x": np.zeros((5, 1, 8, 8)), "y": np.zeros(4, int)}, "a class for each of the 5 samples"),
+        ({"x": np.zeros((5, 1, 8, 8)), "y": np.zeros(5)}, "a class for each of the 5 samples"),
         (
             {"x": np.zeros((2, 1, 8, 8)), "y": np.array([-1, 3])},
             "y goes from -1 to 3, but the net's classes are 0 to 9: number",

@@ -14,12 +14,15 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
+    from manyheads.store import Run
+
 _CHUNK = 128
 
 _ABOUT = """\
 Classify the samples x of an npz file with one worker's trained net. With labels y in the file, the accuracy is printed;
 with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one per line. After
---relabel, classes are numbered as the worker itself numbers them, and there is no accuracy.
+--relabel, classes are numbered as the worker itself numbers them, and there is no accuracy. A net that has no score for
+each class, such as that of a regression, gives its outputs instead, a sample per line; y is then ignored.
 
 x is [samples, ...], shaped as in training. Bytes are taken as pixels, and scaled and standardised as the run's own
 were; they are refused if the net was not trained on bytes. All other numbers are used as they are, so standardise them
@@ -43,7 +46,12 @@ def _add_options(parser: Parser) -> None:
     parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
     parser.add_argument("--worker", type=whole_number, required=True, metavar="K", help="whose net")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="npz with x and, if known, y")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="npz to write: classes [n] and probabilities [n, C]")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="npz to write: classes [n] and probabilities [n, C], or outputs",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -59,10 +67,6 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"--out {args.out} holds the samples: give another name.")
     run = Run.open(args.directory)
     net, described = run.model(args.worker), run.describe_model()
-    if described["num_classes"] is None:
-        raise UserError(
-            f"the nets of {run.path} give numbers, not classes: use them in Python, with Run.open(...).model."
-        )
     x, y = _read(args.data)
     wanted = described["input_shape"]
     if list(x.shape[1:]) != wanted:
@@ -73,31 +77,34 @@ def run(args: argparse.Namespace) -> None:
     inputs = _inputs(x, described, args.data)
     # Progress goes to stderr, as a script may read the classes from stdout.
     with redirect_stdout(sys.stderr), waiting(f"predicting {counted(len(x), 'sample')}"):
-        probabilities = _predict(net, inputs, described["num_classes"])
-    if not (sound := np.isfinite(probabilities).all(1)).all():
+        outputs = _outputs(net, inputs)
+    if not (sound := outputs.isfinite().reshape(len(x), -1).all(1).numpy()).all():
         raise UserError(
             f"{args.data}: the net's answer to sample {sound.argmin()} is not a number: give x like its train samples."
         )
-    classes, num_classes = probabilities.argmax(1), probabilities.shape[1]
-    if y is not None and not ((y >= 0) & (y < num_classes)).all():
-        raise UserError(
-            f"{args.data}: y goes from {y.min()} to {y.max()}, but the net's classes are 0 to {num_classes - 1}: number"
-            " them as the run's data do, or give no y."
-        )
+    num_classes = described["num_classes"]
+    answers: dict[str, Any]
+    if num_classes is not None and outputs.ndim == 2 and outputs.shape[1] >= num_classes:
+        probabilities = outputs.softmax(1).numpy()
+        answers = {"classes": probabilities.argmax(1), "probabilities": probabilities}
+        said = _accuracy(answers["classes"], y, outputs.shape[1], run, args) if y is not None else None
+        lines = map(str, answers["classes"])
+    else:
+        # A regression, or a loss of the user's own, such as that of one logit for two classes.
+        answers, said = {"outputs": outputs.numpy()}, None
+        lines = (" ".join(map(str, sample.ravel())) for sample in answers["outputs"])
     if args.out is not None:
         with disk_errors(args.out), replacing(args.out) as file:
-            np.savez(file, classes=classes, probabilities=probabilities)
+            np.savez(file, **answers)
         print(args.out)
-    if y is not None and run.description["relabel"]:
-        print(f"no accuracy: after --relabel, worker {args.worker} numbers the classes in its own order")
-    elif y is not None:
-        print(f"accuracy {100 * (classes == y).mean():.1f} % on {counted(len(y), 'sample')}")
+    if said is not None:
+        print(said)
     elif args.out is None:
-        print("\n".join(map(str, classes)))
+        print("\n".join(lines))
 
 
 def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
-    """Samples [samples, ...] as uint8 or float32 and, where there are any, labels [samples]."""
+    """Samples [samples, ...] as uint8 or float32 and, where there are any, their y."""
     import numpy as np
     import torch
 
@@ -105,17 +112,13 @@ def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
     from manyheads.data.npz import read_npz
 
     arrays, _ = read_npz(path, ("x", "y"))
-    x, y = arrays.get("x"), arrays.get("y")
+    x = arrays.get("x")
     if x is None or x.ndim < 2 or len(x) == 0 or x.dtype.kind not in "buif":
         raise UserError(f"{path} needs an array x of numbers [samples, ...]: save it with numpy.savez(path, x=...).")
-    if y is not None and (y.shape != x.shape[:1] or y.dtype.kind not in "bui"):
-        raise UserError(
-            f"{path}: y is {y.dtype} {list(y.shape)}; give a class for each of the {len(x)} samples, or no y."
-        )
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name
         samples = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32))
     check_finite(f"{path}: x", samples)
-    return samples, y
+    return samples, arrays.get("y")
 
 
 def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
@@ -137,17 +140,27 @@ def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
     return pixels.to_inputs_(x.float())
 
 
-def _predict(net: "nn.Module", x: "Tensor", num_classes: int) -> "np.ndarray":
-    """Probabilities of the classes, [samples, ...] -> [samples, C]."""
+def _outputs(net: "nn.Module", x: "Tensor") -> "Tensor":
+    """What the net gives, [samples, ...] -> [samples, ...]."""
     import torch
 
     dtype = next(net.parameters()).dtype
     with torch.inference_mode(), user_code("the model"):
-        scores = torch.cat([net(part.to(dtype)) for part in x.split(_CHUNK)])
-    if scores.ndim != 2 or scores.shape[1] < num_classes:
-        # The net was trained with a user's own loss, such as one with a single logit for two classes.
+        return torch.cat([net(part.to(dtype)) for part in x.split(_CHUNK)])
+
+
+def _accuracy(classes: "np.ndarray", y: "np.ndarray", num_classes: int, run: "Run", args: argparse.Namespace) -> str:
+    """What there is to say about classes [samples] where the true ones are known."""
+    if y.shape != classes.shape or y.dtype.kind not in "bui":
         raise UserError(
-            f"the net gives {list(scores.shape[1:])} numbers per sample, not a score for each of {num_classes}"
-            " classes: use it in Python, with Run.open(...).model."
+            f"{args.data}: y is {y.dtype} {list(y.shape)}; give a class for each of the {len(classes)} samples, or no"
+            " y."
         )
-    return scores.softmax(1).numpy()
+    if not ((y >= 0) & (y < num_classes)).all():
+        raise UserError(
+            f"{args.data}: y goes from {y.min()} to {y.max()}, but the net's classes are 0 to {num_classes - 1}: number"
+            " them as the run's data do, or give no y."
+        )
+    if run.description["relabel"]:
+        return f"no accuracy: after --relabel, worker {args.worker} numbers the classes in its own order"
+    return f"accuracy {100 * (classes == y).mean():.1f} % on {counted(len(y), 'sample')}"
