@@ -55,7 +55,7 @@ def test_a_regression_needs_a_loss_that_gives_every_sample_a_number_of_its_own(l
         return (output - y).square().mean(1)
 
     for wrong in ({"loss": torch.nn.functional.mse_loss}, {"loss": squares, "metric": torch.nn.functional.mse_loss}):
-        with pytest.raises(UserError, match=r"gives \[\] for 3 samples: it must give one number per sample"):
+        with pytest.raises(UserError, match=r"gives \[\] for output \[3, 2\] and target \[3, 2\]: it must give one"):
             lab.opened(lab.tiny(DePRL(), data=numbers, **wrong))
 
     # Targets [n] against outputs [n, 1]: each sample's would be compared with those of all others.

@@ -16,7 +16,6 @@ from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split
 from manyheads.randomness import every_seed, generator, torch_seed
 from manyheads.tree import group
-from manyheads.units import counted
 
 _DRAWS = 8
 """How often a transform is tried: enough to catch one that flips a coin without its generator."""
@@ -141,8 +140,8 @@ def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> N
     for found, count in ((together, len(y)), (alone, 1)):
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise UserError(
-                f"the {name} gives {_form(found)} for {counted(count, 'sample')}: it must give one number per sample,"
-                f" [{count}], not their mean or sum."
+                f"the {name} gives {_form(found)} for output {_form(output[:count])} and target {_form(y[:count])}: it"
+                f" must give one number per sample, [{count}], not their mean or sum."
             )
     if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):
         # The usual cause: shapes [n, 1] and [n] broadcast, so that every sample is compared with every other.
