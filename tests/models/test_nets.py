@@ -138,7 +138,9 @@ def test_images_that_are_too_small_are_refused_and_the_smallest_allowed_work(net
             build(net, shape, 3)
 
 
-def test_images_with_their_channels_last_are_refused_with_the_way_to_turn_them() -> None:
+def test_images_with_their_channels_last_or_without_are_refused_with_the_way_to_turn_them() -> None:
+    with pytest.raises(UserError, match=r"are 32x32: give grey images their one channel, x\[:, None\]"):
+        build("vgg11", (32, 32), 10)
     with pytest.raises(UserError, match=r"are 32x32x3: put the channels first, x\.transpose\(0, 3, 1, 2\)"):
         build("vgg11", (32, 32, 3), 10)
     with pytest.raises(UserError, match="are 3x8x8: use mlp"):

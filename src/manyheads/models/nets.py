@@ -154,11 +154,14 @@ def _channels(net: str, input_shape: Shape, smallest: int) -> int:
     """The channels of an image that is large enough."""
     if len(input_shape) != 3 or min(input_shape[1:]) < smallest:
         given = "x".join(map(str, input_shape))
-        last = len(input_shape) == 3 and input_shape[2] <= 4 and min(input_shape[:2]) >= smallest
-        turn, other = "put the channels first, x.transpose(0, 3, 1, 2)", "use mlp, which takes any shape, or other data"
+        advice = "use mlp, which takes any shape, or other data"
+        if len(input_shape) == 3 and input_shape[2] <= 4 and min(input_shape[:2]) >= smallest:
+            advice = "put the channels first, x.transpose(0, 3, 1, 2)"
+        elif len(input_shape) == 2 and min(input_shape) >= smallest:
+            advice = "give grey images their one channel, x[:, None], or use mlp, which takes any shape"
         raise UserError(
             f"{net} takes images, channels x height x width, of at least {smallest}x{smallest}; these samples are"
-            f" {given}: {turn if last else other}."
+            f" {given}: {advice}."
         )
     return input_shape[0]
 
