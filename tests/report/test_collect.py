@@ -130,6 +130,12 @@ def test_folders_that_hold_no_runs_are_refused_in_one_line(tmp_path: Path, conte
     assert "\n" not in str(error.value)
 
 
+def test_a_comparison_that_is_still_being_tuned_is_refused_as_such(tmp_path: Path, write_run):
+    write_run(tmp_path / "tuning" / "deprl-1")
+    with pytest.raises(UserError, match="only holds runs that --tune has tried so far: start the command"):
+        find_runs(tmp_path)
+
+
 def test_a_folder_that_is_none_and_one_without_a_finished_run_are_refused(tmp_path: Path, write_run):
     with pytest.raises(UserError, match="is not a folder"):
         find_runs(tmp_path / "missing")

@@ -85,6 +85,11 @@ def find_runs(folder: Path) -> Found:
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give one that manyheads train or compare wrote.")
     paths = list(_run_folders(folder))
+    if not paths and any(_run_folders(folder / TUNING)):
+        raise UserError(
+            f"{folder} only holds runs that --tune has tried so far: start the command that began it again, which goes"
+            " on."
+        )
     if not paths:
         what = "holds no run" if any(folder.iterdir()) else "is empty"
         raise UserError(f"{folder} {what}: give a folder that manyheads train or compare wrote.")
