@@ -43,6 +43,18 @@ def test_what_is_no_run_cannot_be_opened(shelf: SimpleNamespace, tmp_path: Path)
             Run.open(path)
 
 
+def test_a_run_is_shown_by_its_path(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    shelf.start(tmp_path)
+    assert repr(Run.open(tmp_path)) == f"Run.open('{tmp_path}')"
+
+
+def test_the_folder_of_a_comparison_names_some_of_its_runs(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    for k in range(8):
+        shelf.start(tmp_path / f"deprl-{k}")
+    with shelf.refused(tmp_path, r": give one of those in it, deprl-0, .*, deprl-5 and 2 more\.$"):
+        Run.open(tmp_path)
+
+
 def test_the_folder_of_a_site_names_its_runs(shelf: SimpleNamespace, tmp_path: Path) -> None:
     for site in ("site-4", "site-0"):
         shelf.start(tmp_path / site)

@@ -33,6 +33,8 @@ from manyheads.tree import shapes
 
 _ANEW = f"put it back, or delete {SUMMARY} and continue the run, which writes it again."
 
+_NAMED_RUNS = 6
+
 
 class Run:
     """A run on disk, finished or not, for reading.
@@ -46,6 +48,9 @@ class Run:
         self._sound: str | None = None
         """The hash of the models when they were last looked through: they are read worker by worker."""
 
+    def __repr__(self) -> str:
+        return f"Run.open({str(self.path)!r})"
+
     @staticmethod
     def open(path: str | Path, **objects: Any) -> "Run":
         """The run in a directory.
@@ -54,8 +59,9 @@ class Run:
         """
         path = Path(path)
         if not (path / EXPERIMENT).exists():
-            sites = ", ".join(sorted(site.parent.name for site in path.glob(f"site-*/{EXPERIMENT}")))
-            there = f"one of those in it, {sites}" if sites else "the --out of a run"
+            inside = sorted(found.parent.name for found in path.glob(f"*/{EXPERIMENT}"))
+            more = f" and {len(inside) - _NAMED_RUNS} more" if len(inside) > _NAMED_RUNS else ""
+            there = f"one of those in it, {', '.join(inside[:_NAMED_RUNS])}{more}" if inside else "the --out of a run"
             raise UserError(f"{path} is not a run directory (no {EXPERIMENT} in it): give {there}.")
         return Run(path, read_description(path / EXPERIMENT), objects)
 
