@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from manyheads.errors import UserError
 from manyheads.report import open_comparison
@@ -48,6 +49,18 @@ def test_a_run_copied_is_counted_once(tmp_path: Path, write_run):
     shutil.copytree(write_run(tmp_path / "run"), tmp_path / "copy")
     found = find_runs(tmp_path)
     assert (len(found.runs), found.repeated) == (1, 1)
+
+
+def test_an_own_file_is_the_same_wherever_machines_keep_it(tmp_path: Path, write_run):
+    places = {"here/my.npz": "aa", "there/my.npz": "aa", "else/my.npz": "bb"}
+    for seed, (data, content) in enumerate(places.items()):
+        path = write_run(tmp_path / f"run-{seed}", data=data, seed=seed)
+        about = {"federation": json.dumps({"content": content})}
+        save_file({"ids": np.arange(8)}, path / "partition.safetensors", metadata=about)
+    shutil.copytree(tmp_path / "run-1", tmp_path / "run-3")
+    found = find_runs(tmp_path)
+    assert [run.options["data"] for run in found.runs] == ["here/my.npz", "here/my.npz", "else/my.npz"]
+    assert found.repeated == 1
 
 
 def test_the_sites_of_a_run_are_one_run(tmp_path: Path, write_run):

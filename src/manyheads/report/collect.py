@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 
 from manyheads.algorithms import find_algorithm
+from manyheads.data import is_own_file
+from manyheads.data.federation import saved_content
 from manyheads.data.sites import is_per_worker
 from manyheads.errors import UserError
 from manyheads.store import Run
-from manyheads.store.layout import CODE, EXPERIMENT, MODEL, SIMILARITY, TUNING, read_object
+from manyheads.store.layout import CODE, EXPERIMENT, MODEL, PARTITION, SIMILARITY, TUNING, read_object
 from manyheads.topology import is_graph
 
 _SIMILARITIES = ("data", "heads", "representations")
@@ -97,8 +99,9 @@ def find_runs(folder: Path) -> Found:
     seen: set[tuple[str, int]] = set()
     unfinished: set[str] = set()
     repeated = 0
+    files: dict[str, str] = {}
     for path in paths:
-        opened = Run.open(path)
+        opened = _named_alike(Run.open(path), files)
         description = opened.description
         name = json.dumps(description, sort_keys=True)
         if (run := _finished(opened)) is None:
@@ -124,6 +127,14 @@ def find_runs(folder: Path) -> Found:
         if run.workers and shown.workers and run.workers != shown.workers
     ]
     return Found(folder, runs, len(unfinished - sites.keys()), repeated, parted)
+
+
+def _named_alike(run: Run, files: dict[str, str]) -> Run:
+    """A run whose own data file is called as in the first run with the same content: machines keep it elsewhere."""
+    data = run.description["data"]
+    if not is_own_file(data) or is_per_worker(data) or (content := saved_content(run.path / PARTITION)) is None:
+        return run
+    return Run(run.path, {**run.description, "data": files.setdefault(content, data)}, {})
 
 
 def rejected(folder: Path) -> list[Finished]:
