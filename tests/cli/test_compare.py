@@ -102,9 +102,10 @@ def test_a_narrow_terminal_gets_the_first_columns(
     whole = "\n".join(_compare(capsys, *words))
     comparison = open_comparison(Path("all"))
     assert result_table(comparison) in whole
-    *lines, legend, left_out = result_table(comparison, 80).splitlines()
+    *lines, legend, ahead, left_out = result_table(comparison, 80).splitlines()
     assert 60 < max(map(len, lines)) <= 80
     assert "accuracy" in lines[0] + lines[1] and legend.startswith("* best")
+    assert re.match(r"(DePRL|Local) reaches .* ahead of (DePRL|Local)", ahead)
     assert left_out == "in the report: consensus error, sent per worker, time"
     assert "accuracy" in result_table(comparison, 1)
     monkeypatch.setenv("COLUMNS", "80")
@@ -119,9 +120,9 @@ def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureF
 
 def test_one_seed_is_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
     lines = _compare(capsys, "local", *SMALL, "--seeds", "2", "--out", "two")
-    assert "one seed (2), so no deviation; --seeds 1 2 runs two" in lines
+    assert "one seed (2), so no deviation; compare --seeds 1 2 runs two" in lines
     lines = _compare(capsys, "deprl", "local", *SMALL, "--seeds", "1", "--out", "one")
-    assert "* best; one seed (1), so no deviation; --seeds 1 2 runs two" in lines
+    assert "* best; one seed (1), so no deviation; compare --seeds 1 2 runs two" in lines
 
 
 def test_measured_times_are_shown_with_a_warning(

@@ -21,6 +21,7 @@ def test_a_run_is_reported(capsys: pytest.CaptureFixture, finished: Path, tmp_pa
         "note: 1 damaged line of a run's metrics is skipped.",
     ]
     assert lines[-1] == str(tmp_path / "report.html")
+    assert any(line.startswith("DePRL  ") for line in lines), "the table"
     assert "DePRL on digits" in (tmp_path / "report.html").read_text()
 
 

@@ -190,13 +190,13 @@ def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
 
 
 def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
-    """A row for each system and setting: means over seeds with their deviation, the best marked.
+    """A row for each system and setting: means over seeds with their deviation, the best marked; and who is ahead.
 
     The last columns are left out if the table is wider than ``width`` letters.
     """
     from manyheads.cli.text import table
     from manyheads.report.comparison import words
-    from manyheads.report.findings import caveats
+    from manyheads.report.findings import caveats, verdict
     from manyheads.report.table import headers, rows
 
     titles, named = ["", *map(words, comparison.grid), *headers(comparison)], 1 + len(comparison.grid)
@@ -214,11 +214,14 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     if len(comparison.seeds) == 1:
         (seed,) = comparison.seeds
         two = " ".join(map(str, sorted({seed, 2 if seed == 1 else 1})))
-        marks.append(f"one seed ({seed}), so no deviation; --seeds {two} runs two")
+        marks.append(f"one seed ({seed}), so no deviation; compare --seeds {two} runs two")
     else:
         error = " (behind the best: standard error)" if several else ""
         marks.append(f"± deviation over {len(comparison.seeds)} seeds{error}")
-    lines = [text, "; ".join(marks), *(f"note: {caveat[0].lower()}{caveat[1:-1]}" for caveat in caveats(comparison))]
+    lines = [text, "; ".join(marks)]
+    if several and (said := verdict(comparison)):
+        lines.append(said)
+    lines += [f"note: {caveat[0].lower()}{caveat[1:-1]}" for caveat in caveats(comparison)]
     if "time" in titles[:count] and len(comparison.runs) > 1:
         lines.append("time: measured; runs may have shared the cores (--threads 1: one after the other)")
     if count < len(titles):

@@ -7,8 +7,9 @@ from manyheads.cli.parser import Commands, Parser
 
 _ABOUT = """\
 Report on all finished runs under a folder: DIR/report.html, a page that opens without a network, its pictures in
-DIR/figures (SVG, PNG and PDF) and every number in DIR/csv, with the table for LaTeX. The runs must agree on everything
-but the algorithm and its options, the seed, options that were run as a full grid, and what follows from the data set.
+DIR/figures (SVG, PNG and PDF) and every number in DIR/csv, with the table for LaTeX; the table is printed too. The runs
+must agree on everything but the algorithm and its options, the seed, options that were run as a full grid, and what
+follows from the data set.
 """
 
 
@@ -28,7 +29,9 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from manyheads.cli.compare import result_table
     from manyheads.cli.terminal import waiting
+    from manyheads.cli.text import columns
     from manyheads.report import open_comparison, write
 
     comparison = open_comparison(args.directory)
@@ -36,4 +39,5 @@ def run(args: argparse.Namespace) -> None:
         print(f"note: {remark}")
     with waiting("drawing"):
         page = write(comparison)
-    print(page)
+    print()
+    print(result_table(comparison, columns()), page, sep="\n\n")
