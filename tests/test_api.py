@@ -36,6 +36,13 @@ def test_import_manyheads_alone_does_not_even_need_torch():
     assert python("import sys, manyheads; print('torch' in sys.modules)") == "False"
 
 
+def test_on_windows_one_line_says_what_to_do():
+    code = (
+        "import sys; sys.platform = 'win32'\ntry:\n    import manyheads\nexcept ImportError as error:\n    print(error)"
+    )
+    assert python(code) == "manyheads needs Linux or macOS: on Windows, install and run it in WSL."
+
+
 def test_names_that_are_not_loaded_yet_are_listed():
     names = python("import manyheads; print(*dir(manyheads))").split()
     assert {*manyheads.__all__, "__version__"} <= set(names)

@@ -1,9 +1,13 @@
 """Personalised decentralised learning: one shared representation, many private heads, no server."""
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+if sys.platform == "win32":
+    raise ImportError("manyheads needs Linux or macOS: on Windows, install and run it in WSL.")
 
 # Else the last bits of a product depend on where in memory its factors lie, and a worker's rows lie elsewhere with
 # another number of threads or processes, and after a checkpoint. MKL looks when torch multiplies for the first time.
