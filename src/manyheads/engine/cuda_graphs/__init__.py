@@ -1,4 +1,4 @@
-"""The engine for GPUs: recorded steps, stacked workers or parallel slots, nothing waited for inside a round."""
+"""The engine for GPUs: recorded steps, workers in a stack or in parallel slots, and no waiting between steps."""
 
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.memory import MemoryPlan, describe, plan_memory, settle

@@ -1,4 +1,4 @@
-"""torch.compile where it pays: on a GPU, unless the environment says MANYHEADS_COMPILE=0."""
+"""torch.compile where it is worth it: on a GPU, unless MANYHEADS_COMPILE=0 is set in the environment."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ Function = TypeVar("Function", bound=Callable)
 
 _SPECIALISATIONS = 64
 _TALKATIVE = logging.getLogger("torch.utils._sympy.interp")
-"""Says many times that it cannot bound a power, which it then does without."""
+"""Warns many times that it cannot bound a power; the compiler does without the bound."""
 
 
 def wanted(device: torch.device) -> bool:
@@ -27,24 +27,24 @@ def wanted(device: torch.device) -> bool:
 
 
 def compiled(function: Function, on: bool, *, dynamic: bool | None = False, hashes: bool = True) -> Function:
-    """``function`` compiled, to be called inside a recording only; the graphs around it are ours.
+    """``function`` compiled, to be called only in steps that are recorded: it makes no CUDA graphs of its own.
 
     ``hashes``: whether it may draw dropout masks.
     """
     if not on:
         return function
-    # One function serves every phase and net of a process, each a specialisation of its own.
+    # One function is specialised for every phase and net of a process; beyond this limit torch stops compiling it.
     torch._dynamo.config.cache_size_limit = max(torch._dynamo.config.cache_size_limit, _SPECIALISATIONS)
     options: dict[str, Any] = {"triton.cudagraphs": False}
     if hashes:
-        # Dropout hashes positions with products modulo 2^64, which must not be worked out symbolically.
+        # Dropout hashes positions with products modulo 2^64. Worked out symbolically, they would not overflow.
         options["constant_and_index_propagation"] = False
     return cast(Function, torch.compile(function, dynamic=dynamic, options=options))
 
 
 @contextmanager
 def without_remarks() -> Iterator[None]:
-    """Inside, the compiler keeps its remarks on its work to itself: where warnings are errors, they would stop it."""
+    """Inside, the compiler's warnings are silent: where warnings are errors, they would stop it."""
     level = _TALKATIVE.level
     _TALKATIVE.setLevel(logging.ERROR)
     try:
@@ -57,7 +57,7 @@ def without_remarks() -> Iterator[None]:
 
 @cache
 def keeps_dropout(device: torch.device) -> bool:
-    """Whether compiled code draws the masks it should: a compiler may take liberties with products that overflow."""
+    """Whether compiled code draws the right dropout masks: a compiler may change products that overflow."""
 
     def masks(keys: Tensor) -> tuple[Tensor, Tensor]:
         return (

@@ -1,4 +1,4 @@
-"""One step of gradient descent on flat rows, the rate in device memory so that its decay needs no new recording."""
+"""One step of gradient descent on flat rows; the rate is in device memory, so that a new one needs no new recording."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from manyheads.engine.sgd import clip_factors
 
 @dataclass(frozen=True)
 class UpdateRule:
-    """The numbers of an update that are the same in every round."""
+    """The numbers of an update that are fixed in a recording: all but the rate."""
 
     momentum: float
     weight_decay: float
@@ -30,7 +30,7 @@ class UpdateRule:
 
 
 def extras(phase: Phase, *, gradient: bool) -> Extras:
-    """What must lie beside the weights that a phase moves."""
+    """What has to be kept beside the weights that a phase moves."""
     return Extras(gradient, phase.optimizer.momentum > 0, phase.proximal is not None, phase.mask is not None)
 
 
@@ -48,8 +48,8 @@ def descend_(
 ) -> None:
     """Move weights [R, numbers] in place, and ``copy`` with them.
 
-    ``norms`` [any, R] are the gradients' of all parts, to clip; a row that is not ``active`` [R, 1] stays. Written so
-    that it compiles to one pass.
+    ``norms`` [parts, R] are the gradient norms of all parts, for the clip. A row that is not ``active`` [R, 1] keeps
+    its weights; its momentum changes, but is not used again. Written so that it compiles to one pass over memory.
     """
     direction = gradient.to(weight.dtype)
     if norms is not None and rule.clip is not None:
@@ -78,7 +78,7 @@ class FlatDescent:
         self.update = compiled(descend_, compile)
 
     def step(self, rows: FlatRows, active: Tensor | None = None) -> None:
-        """Clip, then move every part; ``active`` [R, 1]: the rows that move, all of them where None."""
+        """Clip, then move every part; ``active`` [R, 1]: the rows that move; None: all."""
         moving = [(part, part.gradient) for part in rows.parts if part.gradient is not None]
         norms = None
         if self.rule.clip is not None:

@@ -1,4 +1,4 @@
-"""The engine for a GPU: everything resident, every step recorded once as a CUDA graph, nothing waited for."""
+"""The engine for a GPU: samples stay on it, every step is recorded once as a CUDA graph, no step waits for the host."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -42,9 +42,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class CudaGraphsEngine:
-    """Stacked workers where that pays, parallel slots for all other nets.
+    """Stacks workers where that is faster; all other nets run in parallel slots.
 
-    Runs on a CPU too, step by step instead of recorded: that is how it is checked against the plain loop.
+    It also runs on a CPU, step by step or with emulated recordings, which is how it is tested against the plain loop.
     """
 
     name = "cuda-graphs"
@@ -61,10 +61,10 @@ class CudaGraphsEngine:
         compile: bool | None = None,
         notes: list[str] | None = None,
     ) -> None:
-        """``num_slots`` workers side by side in slots, or ``num_stacked`` in a stack: see memory.plan_memory.
+        """At most ``num_slots`` workers run side by side in slots, or ``num_stacked`` in a stack: see plan_memory.
 
-        ``stack_images``: whether chains of convolutions are stacked, too.
-        ``notes`` is added to where the user should be told something.
+        ``stack_images``: whether chains with convolutions are stacked too.
+        ``notes``: the list to which messages for the user are added.
         """
         self.work, self.precision = workload, precision
         self.device = workload.train.x.device
@@ -73,14 +73,14 @@ class CudaGraphsEngine:
         self.stack_images = stack_images
         self.num_stacked = max(1, min(num_stacked, len(workload.ids)))
         self.lanes = [Lane(self.device) for _ in range(max(1, min(num_slots, len(workload.ids))))]
-        # Compiled code may be tuned by the clock, differently in every process.
+        # Not if bits must repeat: compiled code may be tuned by timing, with another outcome in every process.
         self.compile = (wanted(self.device) and not precision.deterministic) if compile is None else compile
         self.rows_on_host = rows_on_host
-        """Whether the state should be kept in pinned host memory; rows are taken from wherever they are."""
+        """Whether ``place`` puts rows into pinned host memory; all other methods take rows from wherever they are."""
         self.notes: list[str] = [] if notes is None else notes
         self.progress = Progress()
         self.vmaps = True
-        """Until a net turns out to have an operation without a rule for many workers at once."""
+        """Whether vmap can run the net: until one of its operations turns out to be unsupported."""
         self._trainers: dict[Hashable, Trainer] = {}
         self._gradients: dict[Hashable, SlotGradients] = {}
         self._extractions: dict[Hashable, Extraction] = {}
@@ -172,11 +172,11 @@ class CudaGraphsEngine:
         return stackable(model, images=self.stack_images) and (is_chain(model, images=True) or self.vmaps)
 
     def _trainer(self, model: Split, rows: Tensor | None, x: Tensor, phase: Phase) -> Trainer:
-        """What trains ``model`` on samples ``x``, of which the entries of the shards are ``rows``."""
+        """What trains ``model`` on samples ``x``; ``rows``: which of them the shards' entries are (None: in order)."""
         work, source, stacked = self.work, self.work.source, self._stacks(model)
         images = self.images and (has_convolutions(model) or not stacked)
         entries = Entries(self._pool(x, images=images), rows, work.train.y)
-        # Recordings serve whoever takes part: there is room for all hosted workers.
+        # There is room for all hosted workers, as others may take part in later rounds.
         lengths = [num_batches(size, phase.amount, source) for size in work.train.sizes]
         if stacked:
             return StackedTrainer(
@@ -203,7 +203,7 @@ class CudaGraphsEngine:
         )
 
     def _compiled_if_possible(self, make: Callable[[], Made]) -> Made:
-        """``make()``; where compiling fails, as it does without a C compiler, the engine does without from then on."""
+        """``make()``; if compiling fails, as it does without a C compiler, the engine does not compile from then on."""
         if not self.compile:
             return make()
         try:
@@ -214,13 +214,13 @@ class CudaGraphsEngine:
         except UserError:
             raise
         except Exception as error:
-            # Patches that are copied and summed piece by piece cost more than stacking gains.
+            # Without compiled code, the patches of stacked convolutions cost more to copy and sum than stacking gains.
             self.compile = self.stack_images = False
             self.notes.append(f"torch.compile failed ({first_line(error)[:200]}): running without it, which is slower.")
             return make()
 
     def _cached_depth(self, phase: Phase) -> int:
-        """How many layers' features are computed once per phase: none where they would be far larger than the data."""
+        """How many first layers run once per phase: 0 if their features would be far larger than the data."""
         if "representation" in phase.update:
             return 0
         if phase.frozen not in self._depths:
@@ -230,7 +230,7 @@ class CudaGraphsEngine:
         return self._depths[phase.frozen]
 
     def _features(self, depth: int, task: Task) -> Tensor:
-        """Features [entries, ...] of the first ``depth`` layers for the plan's workers, in memory that stays."""
+        """Features [entries, ...] of the first ``depth`` layers for the plan's workers, always in the same memory."""
         train, phase = self.work.train, task.phase
 
         def make() -> Extraction:
@@ -259,18 +259,19 @@ class CudaGraphsEngine:
     def _score_slots(self) -> list[Slot]:
         """What the scorings of all shards share."""
         kind = Kind(1, self.device, self.dtype, self.images)
-        # In double: a fraction of a few samples is then recorded as that fraction.
+        # In double precision, so that an accuracy over a few samples is recorded as exactly that fraction.
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         return [forward_slot(self.work.model, "", kind, sums) for _ in self.lanes]
 
     def _pool(self, x: Tensor, *, images: bool) -> Pool:
+        """The pool of some samples, which are kept so that no other tensor can get their address."""
         key = (x.data_ptr(), images)
         if key not in self._pools:
             self._pools[key] = (x, Pool(x, channels_last=images))
         return self._pools[key][1]
 
     def _room(self, tree: Params, phase: Phase, plan: Schedule) -> Params:
-        """New memory for the leaves a phase moves; the rows of workers that do not train are there already."""
+        """New memory for the leaves that a phase moves, already with the rows of workers that do not train."""
         still = sorted(set(range(len(self.work.ids))) - set(plan.rows))
         known = self.work.model.state_dict().keys()
         moving = {name: leaf for name, leaf in tree.items() if name in known and group(name) in phase.update}
@@ -282,18 +283,18 @@ class CudaGraphsEngine:
         return room
 
     def _like(self, leaf: Tensor) -> Tensor:
-        """New memory where a leaf lies."""
+        """New memory like a leaf's, on the device or in host memory."""
         on_host = leaf.device != self.device
         return host_memory.empty(leaf.shape, leaf.dtype) if on_host else torch.empty_like(leaf)
 
     def _finish(self, params: Params) -> None:
-        """Rows in host memory can be read, or let go of, by anyone: wait until nothing is on the way any more."""
+        """Wait for copies from and to host memory, if rows are there: the caller may read or release them at once."""
         if any(leaf.device != self.device for leaf in params.values()):
             torch.cuda.synchronize(self.device)
 
 
 def _recorded(made: dict[Key, Made], key: Key, make: Callable[[], Made], record: Callable[[Made], None]) -> Made:
-    """What ``make`` made for this key, with everything recorded that is needed now."""
+    """What ``make`` gives for a key, with everything recorded that is needed now; kept once recording has succeeded."""
     wanted = made[key] if key in made else make()
     try:
         record(wanted)

@@ -1,4 +1,4 @@
-"""What each step of a recording reads: the samples, their batches, and the place on the tape, all in device memory."""
+"""What recorded steps read, all in device memory: the samples, and for every step which of them are its batch."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 _SPARE = 4
-"""Rows beyond the last: making a recording takes a few steps, wherever the cursor stands."""
+"""Rows beyond the last: making a recording runs a few steps from the first row on, perhaps more than a phase has."""
 
 
 class Pool:
-    """Samples that recorded steps gather from; images lie channels-last where asked for."""
+    """Samples that recorded steps gather from; images can be stored channels-last."""
 
     def __init__(self, x: Tensor, *, channels_last: bool) -> None:
-        """``x`` [samples, ...]; kept, or copied where it must lie otherwise."""
+        """``x`` [samples, ...] is kept as it is, or copied if it needs another layout."""
         self.images = channels_last and x.ndim == 4
         self.x = x.permute(0, 2, 3, 1).contiguous() if self.images else x
 
@@ -27,11 +27,11 @@ class Pool:
 
 @dataclass(frozen=True)
 class Entries:
-    """What stands behind the entries of the shards: a row of the pool and a target for each."""
+    """The row of the pool and the target that belong to every entry of the shards."""
 
     pool: Pool
     rows: Tensor | None
-    """[entries]; None: an entry is its own row."""
+    """[entries]; None: entry i is row i."""
     y: Tensor
     """[entries, ...]."""
 
@@ -40,7 +40,7 @@ class Entries:
         return {"rows": entries if self.rows is None else self.rows[entries], "y": self.y[entries]}
 
     def like(self, *shape: int) -> "Shapes":
-        """Room for ``rows`` and ``y`` of so many entries."""
+        """The shapes and types of ``rows`` and ``y`` for entries of this shape."""
         return {"rows": (shape, torch.int64), "y": ((*shape, *self.y.shape[1:]), self.y.dtype)}
 
 
@@ -49,7 +49,7 @@ Shapes = Mapping[str, tuple[Sequence[int], torch.dtype]]
 
 
 class Feed:
-    """Tensors with one row per step, filled once per phase; a recording reads the row its cursor stands on."""
+    """Tensors with one row per step, filled before the steps run; a recording reads the row at its cursor."""
 
     def __init__(self, capacity: int, shapes: Shapes, device: torch.device) -> None:
         self.tensors = {
@@ -68,6 +68,6 @@ class Feed:
 
 
 def upload(values: np.ndarray, device: torch.device) -> Tensor:
-    """A host array on the device; on a GPU through pinned memory, so that nobody waits for it."""
+    """A host array on the device; on a GPU through pinned memory, so that the host does not wait."""
     tensor = torch.from_numpy(np.ascontiguousarray(values))
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""A net tried out on samples without data: whether it can be captured, how much it computes, how much it keeps."""
+"""A net tried out on samples without numbers: whether it can be captured, how much it computes and keeps."""
 
 import copy
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ class Footprint:
     """What one pass over one sample takes."""
 
     blocked: str | None
-    """The module that needs to look at numbers on the way, which a graph cannot; None: there is none."""
+    """The module that failed without numbers: it would look at them, which a graph cannot do. None: there is none."""
     activations: int
-    """Numbers that layers put out."""
+    """Numbers in the outputs of layers."""
     products: int
     """Multiplications of convolutions and linear layers."""
     patches: int
-    """Numbers in the patches that convolutions are products over."""
+    """Numbers in the image patches that convolutions multiply by their weights."""
 
 
 def footprint_of(model: Split, input_shape: tuple[int, ...]) -> Footprint:
@@ -47,6 +47,7 @@ def footprint_of(model: Split, input_shape: tuple[int, ...]) -> Footprint:
     for name, module in net.named_modules():
         watch(name or type(module).__name__, module)
     dtype = next((p.dtype for p in net.parameters()), torch.float32)
+    # Two, as BatchNorm in train mode refuses a single value per channel.
     samples = 2
     blocked = None
     try:
@@ -58,7 +59,7 @@ def footprint_of(model: Split, input_shape: tuple[int, ...]) -> Footprint:
 
 
 def output_shape(module: nn.Module, input_shape: tuple[int, ...], dtype: torch.dtype) -> tuple[int, ...]:
-    """Shape of what a module makes of one sample, in eval mode."""
+    """The shape of a module's output for one sample, in eval mode."""
     net = copy.deepcopy(module).to("meta").eval()
     with torch.no_grad():
         return tuple(net(torch.empty(2, *input_shape, dtype=dtype, device="meta")).shape[1:])

@@ -23,14 +23,14 @@ WIDTH = 256
 
 
 def forward_slot(model: nn.Module, prefix: str, kind: Kind, sums: Tensor) -> Slot:
-    """A slot whose weights never move; the state names the module's leaves with ``prefix`` before their own names."""
+    """A slot whose weights never move; in the state, the names of the module's leaves begin with ``prefix``."""
     shapes = {f"{prefix}{name}": p.shape for name, p in model.named_parameters()}
     buffers = {f"{prefix}{name}": buffer for name, buffer in statistics(model).items()}
     return Slot.make(FlatRows(shapes, kind), FlatRows({}, kind), buffers, {}, sums)
 
 
 class Sweep:
-    """Passes over the samples of every worker, the same in every round: filled once, recorded once."""
+    """A pass over every worker's own samples, the same in every round, so that its feed is filled only once."""
 
     def __init__(self, shards: Shards, pool: Pool, like: Tensor) -> None:
         plan = in_widths(shards, range(shards.num_workers), WIDTH)
@@ -40,13 +40,14 @@ class Sweep:
         weight = valid.to(like.dtype)
         if shards.weight is not None:
             weight = weight * shards.weight[entries]
-        # Padding is written behind the last sample.
+        # Results for padding are written behind those of the last sample, where nobody reads them.
         places = torch.where(valid, entries, len(shards.index))
         all_entries = Entries(pool, shards.index, shards.y)
         self.pool = pool
         shapes = {"weight": ((WIDTH,), weight.dtype), "places": ((WIDTH,), torch.int64)}
         self.feed = Feed(len(entries), {**all_entries.like(WIDTH), **shapes}, device)
         self.feed.fill({**all_entries.look_up(entries), "weight": weight, "places": places})
+        # So are those of the spare rows, over which recording may run.
         self.feed.tensors["places"][len(entries) :] = len(shards.index)
         self.jobs = {
             row: SlotJob(row, int(start), tuple(narrowest(int(n), WIDTH) for n in plan.counts[start : start + length]))
@@ -54,11 +55,11 @@ class Sweep:
         }
 
     def variants(self) -> set[Variant]:
-        """The recordings its jobs need."""
+        """The recordings that its jobs need."""
         return {variant for job in self.jobs.values() for variant in job.variants}
 
     def samples(self, cursor: Tensor, width: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Inputs [width, ...] at the cursor, and what else the feed holds of them."""
+        """Inputs [width, ...] at the cursor, and what the feed holds about them."""
         here = {name: values[:width] for name, values in self.feed.read(cursor).items()}
         return self.pool.take(here["rows"]), here
 
@@ -85,7 +86,7 @@ class Scoring:
         self.slots.record(self._step, self.sweep.variants())
 
     def run(self, params: Params, buffers: Buffers) -> Tensor:
-        """[W, 3]."""
+        """The sums of metric, loss and weight for every worker, [W, 3]."""
         like = self.slots.slots[0].sums
         sums = torch.zeros(self.shards.num_workers, len(like), dtype=like.dtype, device=like.device)
         self.slots.run(
@@ -99,20 +100,20 @@ class Scoring:
     def _step(self, slot: Slot, width: int) -> None:
         x, here = self.sweep.samples(slot.cursor, width)
         output, weight = functional_call(self.model, slot.leaves, (x,)), here["weight"]
-        # Where a score of padding is no number, it still must not count.
+        # Padding may have a score that is infinite or NaN, which times 0 would be NaN.
         scores = [(score(output, here["y"]) * weight).masked_fill(weight == 0, 0) for score in (self.metric, self.loss)]
         slot.sums.add_(torch.stack([*scores, weight]).sum(1, dtype=slot.sums.dtype))
         slot.cursor.add_(1)
 
 
 class Extraction:
-    """The features of a frozen representation's first layers, in memory that stays."""
+    """The features of a frozen representation's first layers, always in the same memory."""
 
     def __init__(
         self, prefix: nn.Module, shards: Shards, pool: Pool, kind: Kind, *, precision: Precision, lanes: Sequence[Lane]
     ) -> None:
         shape = output_shape(prefix, tuple(shards.x.shape[1:]), kind.dtype)
-        # Of one entry more, where padding is written to.
+        # One entry more, to which padding is written.
         self.features = torch.zeros(len(shards.index) + 1, *shape, dtype=kind.dtype, device=kind.device)
         self.prefix, self.precision = prefix, precision
         self.sweep = Sweep(shards, pool, self.features)
@@ -123,7 +124,7 @@ class Extraction:
         self.slots.record(self._step, self.sweep.variants())
 
     def run(self, params: Params, buffers: Buffers, rows: Sequence[int]) -> Tensor:
-        """Features [entries, ...] of these workers' samples; those of others stay what they were."""
+        """Features [entries, ...] of these workers' samples; those of other workers are not up to date."""
         jobs = [self.sweep.jobs[row] for row in rows]
         self.slots.run(jobs, lambda slot, row: slot.load(params, buffers, row), lambda slot, row: None)
         return self.features[:-1]

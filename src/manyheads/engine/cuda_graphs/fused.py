@@ -1,7 +1,8 @@
-"""A layer's whole update in one pass over its weights, and over no gradient where that comes in factors.
+"""A layer's whole update in one pass over its weights, without storing the gradient of a linear layer.
 
-The gradient d^T x of a worker is made tile by tile and used at once: the weights and the momentum are read and written
-once, and no gradient of their size is ever stored. Where Triton is missing, or for float64, torch does the same.
+A worker's gradient d^T x is computed tile by tile and used at once: weights and momentum are read and written once, and
+no gradient of their size is stored. Without Triton or compiling, and for float64, torch's own operations do the same
+with a stored gradient.
 """
 
 from math import prod
@@ -15,24 +16,26 @@ from manyheads.engine.cuda_graphs.rows import Part
 
 
 class Update(Protocol):
-    """Moves the first A rows of leaves; ``clip`` [A] are the clip's factors, ``rate`` [1]; where ``count`` [A] is 0, a
-    row stays."""
+    """Moves the first A rows of leaves.
+
+    ``clip`` [A]: what gradients are multiplied by; ``rate`` [1]. A row whose ``count`` [A] is 0 stays as it is.
+    """
 
     def by_factors(
         self, part: Part, layer: str, d: Tensor, x: Tensor, clip: Tensor, count: Tensor, rate: Tensor, *, bias: bool
     ) -> None:
-        """A linear layer along the gradient of its outputs d [A, B, out] and inputs x [A, B, in]."""
+        """Move a linear layer along its gradient d^T x: output gradients d [A, B, out], inputs x [A, B, in]."""
         ...
 
     def by_gradient(self, part: Part, name: str, gradient: Tensor, clip: Tensor, count: Tensor, rate: Tensor) -> None:
-        """A leaf along its gradient [A, numbers], in the order in which its numbers lie in a row."""
+        """Move a leaf along its gradient [A, numbers], which has the order of the leaf's numbers in a row."""
         ...
 
 
 def layer_update(
     rule: UpdateRule, device: torch.device, dtype: torch.dtype, *, triton: bool, tensor_cores: bool
 ) -> Update:
-    """The fastest way to do it here."""
+    """The fastest update that works here."""
     if triton and device.type == "cuda" and dtype == torch.float32:
         try:
             from manyheads.engine.cuda_graphs.fused_kernel import TritonUpdate

@@ -1,4 +1,4 @@
-"""The Triton kernel of ``fused.layer_update``; imported only where Triton is."""
+"""The Triton kernels of ``fused.layer_update``, imported only where they are used, as Triton may be missing."""
 
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
@@ -16,7 +16,7 @@ def _move(
     weight, copy, momentum, anchor, mask, at, inside, gradient, step, mu, decay, pull,
     COPY: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """descent.descend_ on the numbers at ``at``."""
+    """What ``descent.descend_`` does, for the numbers at ``at``."""
     before = tl.load(weight + at, mask=inside, other=0.0)
     direction = gradient + decay * before
     if MOMENTUM:
@@ -41,7 +41,7 @@ def _update(
     BIAS: tl.constexpr, COPY: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr, MASK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of one worker's weights: [TILE_OUT, TILE_IN]."""
+    """Move one tile [TILE_OUT, TILE_IN] of one worker's weights."""
     row = tl.program_id(1).to(tl.int64)
     if tl.load(count + row) > 0:
         columns: tl.constexpr = (INPUTS + TILE_IN - 1) // TILE_IN
@@ -71,7 +71,7 @@ def _update(
             COPY, MOMENTUM, ANCHOR, MASK,
         )  # fmt: skip
         if BIAS:
-            # The bias goes with the first tile of its outputs.
+            # The first of the tiles that share these outputs moves their bias too.
             at_bias = row * row_size + bias_at + outputs
             inside_bias = (outputs < OUTPUTS) & (tl.program_id(0) % columns == 0)
             _move(
@@ -86,7 +86,7 @@ def _apply(
     row_size, leaf_at, size, mu, decay, pull, BLOCK: tl.constexpr,
     COPY: tl.constexpr, MOMENTUM: tl.constexpr, ANCHOR: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """One block of one worker's leaf, along its gradient."""
+    """Move one block of one worker's leaf along its gradient."""
     row = tl.program_id(1).to(tl.int64)
     if tl.load(count + row) > 0:
         place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -133,7 +133,7 @@ class TritonUpdate:
 
 
 def _flats(part: Part) -> list[Tensor]:
-    """A part's memory; what is not there is never read, and the weights stand in for its address."""
+    """A part's memory. What it does not have is never read, but a kernel needs an address: that of the weights."""
     there = (part.weight, part.compute, part.momentum, part.anchor, part.mask)
     return [part.weight if flat is None else flat for flat in there]
 

@@ -1,4 +1,4 @@
-"""Gradients in slots: of an objective at every worker's own weights, in eval mode and at full precision."""
+"""Gradients in slots: of an objective at every worker's own weights, in eval mode and never in bf16."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ _EVERY_STEP: Variant = "step"
 
 
 class SlotGradients:
-    """The recordings of one kind of objective; a slot adds up its worker's gradient beside the weights."""
+    """The recordings for one kind of objective; a slot sums its worker's gradient in memory beside the weights."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SlotGradients:
         channels_last: bool,
         lanes: Sequence[Lane],
     ) -> None:
-        """``capacity``: steps of all workers, each of ``width`` samples."""
+        """``capacity``: steps of all workers together, each of ``width`` samples."""
         model = twin(model).eval()
         self.net, self.objective, self.entries = Outputs(model), phase.objective, entries
         like = next(model.parameters())
@@ -49,7 +49,7 @@ class SlotGradients:
         self.slots.record(self._step, [_EVERY_STEP])
 
     def run(self, plan: Schedule, phase: Phase, params: Params, buffers: Buffers, into: Params) -> None:
-        """Write each of the plan's workers' gradient of its mean loss to its row of ``into`` [W, ...]."""
+        """Write the gradient of the mean loss of each worker in the plan to its row of ``into`` [W, ...]."""
         device = self.entries.y.device
         valid = np.arange(plan.entries.shape[1]) < plan.counts[:, None]
         weight = valid / np.repeat(plan.samples(), plan.lengths)[:, None]
@@ -68,7 +68,7 @@ class SlotGradients:
         self.slots.run(jobs, take, lambda slot, row: store(slot.moving.gradient, into, [row]))
 
     def _step(self, slot: Slot, _: Variant) -> None:
-        """Add the gradient of some samples' share in the mean loss of the worker in the slot."""
+        """Add the gradient of one batch's share of the mean loss of the worker in the slot."""
         with torch.no_grad():
             here = self.feed.read(slot.cursor)
             x = self.entries.pool.take(here["rows"])

@@ -1,4 +1,4 @@
-"""Which phases share their recordings: the same work on other weights, batches and rates."""
+"""Which phases can share recordings: those that do the same work with other weights, batches and rates."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from manyheads.engine.phase import Phase
 
 
 def bare(phase: Phase) -> Phase:
-    """The phase without any worker's tensors: what a recording may hold on to."""
+    """The phase without any worker's tensors, which a recording must not keep in memory."""
     return replace(
         phase,
         constants={name: leaf.new_zeros(1, *leaf.shape[1:]) for name, leaf in phase.constants.items()},
@@ -34,7 +34,7 @@ def kind(phase: Phase) -> Hashable:
 
 
 def meaning(function: Callable) -> Hashable:
-    """Equal for functions made by the same code out of the same things, such as a closure made anew in every round."""
+    """Equal for functions with the same code, closure and defaults, such as a closure made anew in every round."""
     if not isinstance(function, FunctionType):
         return function
     cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
@@ -44,5 +44,6 @@ def meaning(function: Callable) -> Hashable:
 
 
 def _identity(thing: object) -> Hashable:
-    """The thing itself where equal things are interchangeable, else which one it is."""
+    """The thing itself for plain values, which are interchangeable if equal; for anything else its id."""
+    # Recordings keep the function, and with it the thing, so that no other thing can get its id.
     return thing if isinstance(thing, (bool, int, float, str, bytes, type(None), frozenset)) else id(thing)

@@ -1,4 +1,4 @@
-"""A lane of the device: a stream and graph memory of its own, in which steps are recorded once and replayed."""
+"""A lane of the device: its own stream and graph memory, in which steps are recorded once and then replayed."""
 
 import gc
 from collections import deque
@@ -12,7 +12,7 @@ from manyheads.errors import UserError, first_line
 Replay = Callable[[], None]
 
 _WARM_UPS = 2
-"""Runs before a capture: libraries pick their kernels and take their workspaces then, which a capture forbids."""
+"""Runs before a capture, in which libraries choose kernels and allocate workspaces: a capture forbids that."""
 
 
 class Lane:
@@ -30,7 +30,7 @@ class Lane:
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def record(self, step: Callable[[], None]) -> Replay:
-        """``step`` as something that can be replayed. It is run on the way: load what it changes afterwards.
+        """Record ``step``; gives a function that replays it. Recording runs it, too: load what it changes afterwards.
 
         It may read and write only tensors that stay where they are, and everything that varies must be in them.
         """
@@ -44,7 +44,7 @@ class Lane:
             self.stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             with _no_garbage_collected():
-                # Autograd's own thread works on the stream too: only this thread is held to the rules of a capture.
+                # The rules of a capture bind this thread only, as autograd's own thread works on the stream too.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     step()
@@ -59,7 +59,7 @@ class Lane:
 
 @contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Inside, no graph of an engine that nobody has any more is destroyed: that would spoil a capture under way."""
+    """Inside, no garbage is collected: destroying the graphs of an abandoned engine would break a capture under way."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -78,7 +78,7 @@ def _abandon(graph: "torch.cuda.CUDAGraph") -> None:
 
 
 def take_turns(work: Sequence[tuple[Lane, Iterator[object]]]) -> None:
-    """Run each lane's work beside the others', one piece of each in turn, so that no lane runs dry."""
+    """Run the work of all lanes side by side, one piece of each in turn, so that no lane runs out of work."""
     with _forked([lane for lane, _ in work]):
         waiting = deque(work)
         while waiting:
@@ -93,7 +93,7 @@ _DONE = object()
 
 @contextmanager
 def _forked(lanes: Sequence[Lane]) -> Iterator[None]:
-    """Inside, the lanes run beside each other, after everything before; what comes after waits for all of them."""
+    """Inside, the lanes run side by side. They start after all earlier work, and later work waits for all of them."""
     streams = [lane.stream for lane in lanes if lane.stream is not None]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream(stream.device))

@@ -1,4 +1,4 @@
-"""How much memory a run on a GPU will need, before it starts: rows, slots or stacked chunks, activations, data."""
+"""How much memory a run on a GPU will need, estimated before it starts: rows, slots or stack, activations, data."""
 
 from dataclasses import dataclass, replace
 
@@ -17,21 +17,21 @@ from manyheads.models.split import Split, constants_of, statistics
 from manyheads.units import counted, human_bytes
 
 _COPIES = 3
-"""Of every worker's row: as a round began, as its phases leave it, as mixing makes it."""
+"""Copies of every worker's row in a round: as the round began, as its phases leave it, as mixing makes it."""
 _PER_ACTIVATION = 3
-"""Numbers held for each that a layer puts out: kept for backward, its gradient, one on the way."""
+"""Numbers held for each number in a layer's output: itself for backward, its gradient, and a temporary one."""
 _PER_PATCH = 2
-"""Numbers held for each in the patches of convolutions: kept for backward, and one on the way."""
+"""Numbers held for each number in the patches of convolutions: itself for backward, and a temporary one."""
 _LIBRARIES = 3 << 29
-"""Context, kernels and workspaces."""
+"""Bytes for the CUDA context, kernels and workspaces."""
 _HEAVY_STEP = 20_000_000_000
-"""Products of a step that alone keeps the device busy: few such steps beside each other are enough."""
+"""A worker's step with more products than this keeps the device busy alone: a few slots are then enough."""
 _FEW_SLOTS, _MANY_SLOTS = 4, 8
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Bytes, and what they were counted for."""
+    """What a run needs, in bytes, and how it is arranged."""
 
     num_workers: int
     row: int
@@ -43,7 +43,7 @@ class MemoryPlan:
     lanes: int
     """Workers in the chunk, or slots."""
     lane: int
-    """What one of them takes: its weights at work and its activations."""
+    """What one of them takes: its weights while they are trained, and its activations."""
     data: int
     rows_on_host: bool = False
 
@@ -67,7 +67,7 @@ class MemoryPlan:
         return self.work + self.data + _LIBRARIES + self.rows - self.host
 
     def fits(self, free: int, host: int | None = None) -> bool:
-        """Whether so many bytes on the device, and on the host for the fewest copies, are enough; None: any number."""
+        """Whether ``free`` bytes on the device suffice, and ``host`` bytes for the fewest copies (None: no limit)."""
         return self.device <= free and (host is None or self.host * LEAST_COPIES <= host * _COPIES)
 
     def largest(self, free: int) -> int:
@@ -89,9 +89,9 @@ def plan_memory(
     footprint: Footprint | None = None,
     extra_rows: float = 0.0,
 ) -> MemoryPlan:
-    """What the workers of a net need who train on some shards.
+    """What workers need to train a net on some shards.
 
-    ``extra_rows``: what the algorithm's state holds of a worker beside its net, in sizes of that.
+    ``extra_rows``: what the algorithm's state holds of a worker besides its net, in multiples of the net.
     """
     precision, num_workers = precision or Precision(), train.num_workers
     footprint = footprint or footprint_of(model, tuple(train.x.shape[1:]))
@@ -100,8 +100,9 @@ def plan_memory(
     row = weights * number + sum(b.numel() * b.element_size() for b in statistics(model).values())
     stack_images = stacks_images(footprint, batch_size, precision)
     stacked = stackable(model, images=stack_images)
-    # At work a weight has its momentum and gradient beside it, and a copy where it is computed with in bf16.
+    # A weight that is trained has momentum and gradient beside it; in bf16, the gradient and a copy take 2 bytes each.
     at_work = weights * (2 * number + (number if not precision.low else 4))
+    # Slots also score WIDTH samples at once, but without backward: about half as many numbers for each.
     width = batch_size if stacked else max(batch_size, WIDTH // 2)
     numbers = footprint.activations * _PER_ACTIVATION + (footprint.patches * _PER_PATCH if stacked else 0)
     activations = numbers * width * (2 if precision.low else number)
@@ -113,9 +114,9 @@ def plan_memory(
 
 
 def settle(plan: MemoryPlan, free: int, host: int | None = None) -> MemoryPlan:
-    """The plan cut to ``free`` bytes: fewer slots or a smaller chunk, then rows in host memory; else a UserError.
+    """The plan made to fit ``free`` bytes: by fewer slots or a smaller chunk, else by rows in host memory.
 
-    ``host``: the bytes that are free there; None: nobody knows.
+    ``host``: the bytes that are free there; None: unknown. A UserError if it cannot be made to fit.
     """
     for on_host in (False, True):
         lanes = plan.lanes
@@ -138,30 +139,30 @@ def settle(plan: MemoryPlan, free: int, host: int | None = None) -> MemoryPlan:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on a GPU, those that torch holds and does not use among them.
+    """Bytes that this process can still use on a GPU, including those that torch has reserved but does not use.
 
-    Where torch.cuda.set_per_process_memory_fraction has set this process a limit, that counts.
+    A limit set by torch.cuda.set_per_process_memory_fraction is respected.
     """
     free, total = torch.cuda.mem_get_info(device)
     taken = torch.cuda.memory_allocated(device)
-    # torch 2.6 takes a limit and cannot say it.
+    # torch 2.6 can set this limit, but not report it.
     share = getattr(torch.cuda.memory, "get_per_process_memory_fraction", lambda _: 1.0)(device)
     return min(free + torch.cuda.memory_reserved(device), int(share * total)) - taken
 
 
 def stacks_images(footprint: Footprint, batch_size: int, precision: Precision) -> bool:
-    """Whether chains of convolutions are stacked: where a worker's step is small, and may be compiled."""
+    """Whether chains with convolutions are stacked: if a worker's step is small and may be compiled."""
     compiles = wanted(torch.device("cuda")) and not precision.deterministic
     return compiles and footprint.products * batch_size <= _HEAVY_STEP
 
 
 def choose_slots(footprint: Footprint, batch_size: int) -> int:
-    """How many workers of a convolutional net train beside each other."""
+    """How many workers train side by side in slots."""
     return _FEW_SLOTS if footprint.products * batch_size > _HEAVY_STEP else _MANY_SLOTS
 
 
 def describe(plan: MemoryPlan, host: int | None = None) -> list[tuple[str, str]]:
-    """The plan as pairs of a label and its value, which says so where the rows are more than ``host`` bytes there."""
+    """The plan as pairs of a label and a value, with a remark if the rows need more than ``host`` bytes there."""
     where = "host memory" if plan.rows_on_host else "device memory"
     lanes = f"{counted(plan.lanes, 'worker')} stacked" if plan.stacked else counted(plan.lanes, "slot")
     short = f", and this machine has {human_bytes(host)} free" if host is not None and plan.host > host else ""

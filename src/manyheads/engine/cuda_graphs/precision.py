@@ -1,4 +1,4 @@
-"""The numbers of the training: which operations run in float64, float32, tf32 or bf16, and whether bits repeat."""
+"""The number format of a training: what runs in float64, float32, tf32 or bf16, and whether results repeat exactly."""
 
 import warnings
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
 @dataclass(frozen=True)
 class Precision:
-    """Weights that are kept, momentum, losses and scores stay in the model's own type; products follow ``name``."""
+    """Stored weights, momentum, losses and scores have the model's own type; products follow ``name``."""
 
     name: str = "float32"
     deterministic: bool = False
@@ -41,7 +41,7 @@ class Precision:
         return torch.autocast(device.type, torch.bfloat16, enabled=self.low, cache_enabled=False)
 
     def low_names(self, model: nn.Module) -> frozenset[str]:
-        """Parameters of which forward and backward read a bf16 copy, written by the optimiser with every step."""
+        """Parameters of which forward and backward read a bf16 copy, which the optimiser writes in every step."""
         if not self.low:
             return frozenset()
         layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, _MATRIX_LAYERS)]
@@ -49,7 +49,7 @@ class Precision:
 
     @contextmanager
     def settings(self, device: torch.device) -> Iterator[None]:
-        """Inside, torch's global settings are this precision's; after, what they were."""
+        """Inside, torch's global settings are those of this precision; afterwards they are what they were."""
         if device.type != "cuda":
             yield
             return
@@ -60,7 +60,7 @@ class Precision:
         _set("high" if self.tensor_cores else "highest", self.tensor_cores, not self.deterministic, self.deterministic)
         if self.deterministic and not strict:
             torch.use_deterministic_algorithms(True, warn_only=True)
-            # Nothing here reads memory before it is written.
+            # Filling takes time, and nothing here reads memory before it is written.
             details.fill_uninitialized_memory = False
         try:
             with torch.cuda.device(device):
@@ -74,7 +74,7 @@ class Precision:
 
 def _set(matmul: str, cudnn_tf32: bool, benchmark: bool, deterministic: bool) -> None:
     with warnings.catch_warnings():
-        # Newer versions announce other names for these switches, which older ones do not have.
+        # Newer versions of torch warn that these switches get other names, which older versions do not have.
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision(matmul)
         torch.backends.cudnn.allow_tf32 = cudnn_tf32

@@ -1,4 +1,4 @@
-"""Rows that stay where they are: some workers' weights in flat memory that recorded steps read and write."""
+"""Rows at fixed addresses: the weights of a few workers, in flat memory that recorded steps read and write."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 
 class Layout:
-    """Where each leaf stands in a flat row; convolution weights lie channels-last where asked for."""
+    """Where each leaf lies in a flat row; convolution weights can be stored channels-last."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], *, channels_last: bool) -> None:
         self.shapes = {name: tuple(shape) for name, shape in shapes.items()}
@@ -43,7 +43,7 @@ class Layout:
 
 @dataclass
 class Part:
-    """The leaves of one type side by side: every tensor is [R, numbers]."""
+    """The leaves that nets read in one number format, side by side: every tensor is [R, numbers]."""
 
     layout: Layout
     weight: Tensor
@@ -55,7 +55,7 @@ class Part:
     mask: Tensor | None = None
 
     def zero(self) -> None:
-        """Momentum at the start of a phase; the copy of lower precision follows the weights."""
+        """Start a phase: set the momentum to zero, and copy the weights if there is a copy of lower precision."""
         if self.momentum is not None:
             self.momentum.zero_()
         if self.compute is not self.weight:
@@ -64,7 +64,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Extras:
-    """What a phase keeps about the weights it moves."""
+    """What a phase needs beside the weights that it moves."""
 
     gradient: bool
     momentum: bool
@@ -81,14 +81,14 @@ class Kind:
     dtype: torch.dtype
     channels_last: bool = False
     low: frozenset[str] = frozenset()
-    """Leaves that are computed with in bf16."""
+    """Leaves that forward and backward read in bf16."""
 
 
 class FlatRows:
-    """Leaves of a few workers, in one part for each type they are computed with in."""
+    """Leaves of a few workers, in one part for each number format that forward and backward read."""
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], kind: Kind, extras: Extras | None = None) -> None:
-        """``extras`` None: leaves that never move, of which only what is computed with is kept."""
+        """``extras`` None: the leaves never move, and only what forward and backward read is stored."""
         names = {
             torch.bfloat16: [n for n in shapes if n in kind.low],
             kind.dtype: [n for n in shapes if n not in kind.low],
@@ -103,13 +103,13 @@ class FlatRows:
         return {name: view for layout, flat in flats if flat is not None for name, view in layout.views(flat).items()}
 
     def load(self, tree: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-        """Take some workers' rows of ``tree`` [W, ...] and start a phase on them."""
+        """Copy some workers' rows of ``tree`` [W, ...] here and start a phase on them."""
         load(self.weight, tree, rows)
         for part in self.parts:
             part.zero()
 
     def load_extras(self, phase: Phase, rows: Sequence[int]) -> None:
-        """Take some workers' rows of the phase's anchor and mask."""
+        """Copy some workers' rows of the phase's anchor and mask here."""
         load(self.anchor, phase.proximal[0] if phase.proximal else {}, rows)
         load(self.mask, phase.mask or {}, rows)
 
@@ -119,7 +119,7 @@ class FlatRows:
 
 
 def _part(shapes: Mapping[str, Sequence[int]], kind: Kind, dtype: torch.dtype, extras: Extras | None) -> Part:
-    """A part computed with in ``dtype``."""
+    """A part that forward and backward read in ``dtype``."""
     layout = Layout(shapes, channels_last=kind.channels_last)
 
     def room(dtype: torch.dtype) -> Tensor:
@@ -164,11 +164,11 @@ def store(views: Mapping[str, Tensor], tree: Mapping[str, Tensor], rows: Sequenc
 
 
 def copy_all(targets: Iterable[Tensor], sources: Iterable[Tensor]) -> None:
-    """Copy many tensors: those that lie alike on one device in one launch, the others one by one."""
+    """Copy many tensors: those on one device with equal types and strides in one launch, the others one by one."""
     alike: dict[tuple[torch.dtype, torch.dtype, torch.device], tuple[list[Tensor], list[Tensor]]] = {}
     for target, source in zip(targets, sources, strict=True):
         if target.device != source.device and target.dtype != source.dtype:
-            # Type conversions are the device's work, not the host's.
+            # What comes from the host is converted on the device.
             source = source.to(target.device, non_blocking=True)
         if target.device == source.device and target.stride() == source.stride():
             group = alike.setdefault((target.dtype, source.dtype, target.device), ([], []))

@@ -1,4 +1,4 @@
-"""Every mini-batch of a phase, or of a pass without mini-batches, as arrays."""
+"""All mini-batches of a phase, or all parts of a pass over the samples in their order, as arrays."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ _NARROWEST = 8
 
 @dataclass(frozen=True)
 class Schedule:
-    """T batches of W' workers: worker after worker, those with the most batches first, each in its order."""
+    """T batches of W' workers: one worker after another, those with the most batches first, each worker's in order."""
 
     rows: tuple[int, ...]
     """The rows of the workers that have batches, [W']."""
@@ -31,7 +31,7 @@ class Schedule:
 
     @cached_property
     def starts(self) -> np.ndarray:
-        """Where each one's batches begin, [W']."""
+        """Where each worker's batches begin, [W']."""
         return np.cumsum(self.lengths) - self.lengths
 
     @property
@@ -44,7 +44,7 @@ class Schedule:
         return np.add.reduceat(self.counts, self.starts)
 
     def side_by_side(self, columns: slice, num_columns: int) -> tuple[np.ndarray, np.ndarray]:
-        """Entries [S, A, B] and sizes [S, A] of some workers, who take their steps together; size 0: nothing left."""
+        """Entries [S, A, B] and sizes [S, A] of some workers who step together; size 0: none left."""
         lengths, starts = self.lengths[columns], self.starts[columns]
         shape = (int(lengths.max()), num_columns)
         entries = np.zeros((*shape, self.entries.shape[1]), dtype=np.int64)
@@ -58,7 +58,7 @@ class Schedule:
 def schedule(
     shards: Shards, rows: Sequence[int], ids: Sequence[int], phase: Phase, source: Source, round: int
 ) -> Schedule:
-    """The batches of some workers' rows in one phase of one round: those of ``engine.batches.plan``."""
+    """The batches of some workers' rows in one phase of one round, the same as from ``engine.batches.plan``."""
     passes = Passes(phase, source, round)
     drawn = {row: list(passes(shards.sizes[row], ids[row])) for row in rows}
     return _cut(shards, drawn, source.batch_size, lambda row: dropout_base(source, phase, worker=ids[row], round=round))
@@ -70,7 +70,7 @@ def in_widths(shards: Shards, rows: Sequence[int], width: int) -> Schedule:
 
 
 def _cut(shards: Shards, passes: Mapping[int, Sequence[np.ndarray]], size: int, base: Callable[[int], int]) -> Schedule:
-    """Each row's passes, positions in its shard, cut into batches of ``size``; the last of a pass has its true size."""
+    """Each row's passes, which are positions in its shard, cut into batches of ``size``; a pass may end with less."""
     lengths = {row: sum(-(-len(order) // size) for order in own) for row, own in passes.items()}
     rows = tuple(sorted((row for row in passes if lengths[row]), key=lambda row: -lengths[row]))
     each = np.array([lengths[row] for row in rows], dtype=np.int64)
@@ -87,5 +87,5 @@ def _cut(shards: Shards, passes: Mapping[int, Sequence[np.ndarray]], size: int, 
 
 
 def narrowest(count: int, width: int) -> int:
-    """The power of two, of at least eight and at most ``width``, that holds ``count`` samples with the least waste."""
+    """The smallest power of two, at least eight, that holds ``count`` samples; ``width`` if that is less."""
     return min(width, max(_NARROWEST, 1 << (count - 1).bit_length()))

@@ -1,7 +1,7 @@
-"""Worker after worker through a few slots side by side: each slot a lane with one worker's rows and recorded steps.
+"""Workers take turns in a few slots side by side; a slot is a lane with one worker's rows and recorded steps.
 
 A slot's steps are graphs of their own, so slots never wait for each other: a worker is loaded, its batches are replayed
-one by one, it is stored, and the next one takes the slot. Nothing is padded with finished workers.
+one by one, it is stored, and the next one takes the slot. No step is spent on workers that have finished.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Slot:
     frozen: FlatRows
     moving: FlatRows
     buffers: Buffers
-    """Statistics, each [1, ...] in memory of its own: compiled code that writes one must not meet it in another."""
+    """Statistics, each [1, ...] in memory of its own: compiled code that writes to one must not change another."""
     constants: Params
     """What the objective reads, each [1, ...]."""
     leaves: Params
@@ -39,7 +39,7 @@ class Slot:
     cursor: Tensor
     """Which row of the feed comes next, [1] int64."""
     sums: Tensor
-    """What the worker's steps add up, e.g. its loss."""
+    """What the worker's steps sum up, such as its loss."""
 
     @staticmethod
     def make(frozen: FlatRows, moving: FlatRows, buffers: Buffers, constants: Params, sums: Tensor) -> "Slot":
@@ -52,7 +52,7 @@ class Slot:
         return Slot(frozen, moving, own, room, still | moves, cursor, torch.zeros_like(sums))
 
     def load(self, params: Params, buffers: Buffers, row: int) -> None:
-        """Take one worker's rows and begin."""
+        """Copy one worker's rows here and begin."""
         self.frozen.load(params, [row])
         self.moving.load(params, [row])
         load(self.buffers, buffers, [row])
@@ -62,7 +62,7 @@ class Slot:
 def phase_slots(
     model: nn.Module, phase: Phase, kind: Kind, beside: Extras, sums: Tensor, lanes: Sequence[Lane]
 ) -> list[Slot]:
-    """A slot for each lane, its leaves parted into those that a phase moves, with ``beside`` them, and the others."""
+    """A slot for each lane; ``beside`` goes with the leaves that the phase moves, the others are frozen."""
     moving = {name: p.shape for name, p in model.named_parameters() if group(name) in phase.update}
     frozen = {name: p.shape for name, p in model.named_parameters() if group(name) not in phase.update}
     return [
@@ -88,10 +88,10 @@ class Slots:
         self.recordings: list[dict[Variant, Replay]] = [{} for _ in slots]
 
     def record(self, step: Callable[[Slot, Any], None], variants: Iterable[Variant]) -> None:
-        """Record what is not recorded yet. Slots hold nothing of value meanwhile.
+        """Record the variants that are not recorded yet. This overwrites the slots.
 
-        ``step(slot, variant)`` does one step and moves the slot's cursor on. It is not kept: whoever has these slots
-        passes a method of its own, and the recordings should go with it, not when the garbage collector comes by.
+        ``step(slot, variant)`` does one step and moves the slot's cursor on. It is not kept here: it is a method of the
+        object that owns these slots, and such a cycle would leave the recordings to the garbage collector.
         """
         for variant in variants:
             for lane, slot, recordings in zip(self.lanes, self.slots, self.recordings, strict=True):
@@ -100,7 +100,7 @@ class Slots:
                     recordings[variant] = lane.record(lambda slot=slot, variant=variant: step(slot, variant))
 
     def run(self, jobs: Sequence[SlotJob], load: Move, store: Move) -> None:
-        """Every job in some slot: ``load``, its steps, which are recorded, and ``store``."""
+        """Run every job in some slot: ``load``, then its recorded steps, then ``store``."""
         shares = _share(jobs, len(self.slots))
         take_turns([(lane, self._work(k, shares[k], load, store)) for k, lane in enumerate(self.lanes)])
 
@@ -118,7 +118,7 @@ class Slots:
 
 
 def _share(jobs: Sequence[SlotJob], num_slots: int) -> list[list[SlotJob]]:
-    """The longest job first, each to the slot with the least to do."""
+    """Deal jobs to slots: the longest first, each to the slot with the least to do."""
     shares: list[list[SlotJob]] = [[] for _ in range(num_slots)]
     load = [0] * num_slots
     for job in sorted(jobs, key=lambda job: -len(job.variants)):

@@ -1,7 +1,7 @@
-"""Many workers in stacked products, their whole step in one recording: for nets without statistics.
+"""Many workers in stacked products, with one step of all of them in one recording: for nets without statistics.
 
-Workers are sorted by their number of batches and recordings exist for a few numbers of leading workers, so that those
-who have finished cost little; within a recording they do not move.
+Workers are sorted by their number of batches, and there are recordings for a few numbers of leading workers, so that
+those who have finished cost little. A recording that still includes some of them does not move them.
 """
 
 from collections.abc import Iterator
@@ -31,11 +31,13 @@ from manyheads.models.split import Split, statistics, twin
 from manyheads.tree import Params, add_prefix, group, leading
 
 _SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
+"""Parts of the stack that have recordings of their own."""
 _FEWEST = 8
+"""No recording is for fewer workers than this, unless the stack is smaller."""
 
 
 def stackable(model: Split, *, images: bool) -> bool:
-    """Whether stacking pays, with convolutions where ``images`` says so.
+    """Whether stacking is worth it; ``images``: chains may have convolutions.
 
     Statistics would need masks, and convolutions outside of chains would become grouped ones, which are slow.
     """
@@ -61,14 +63,14 @@ class Step:
     base: Tensor
     """Dropout bases [A]."""
     number: Tensor
-    """[1]."""
+    """The step's place in the phase, [1]."""
     constants: Params
     """[A, ...] each."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a method of doing such steps works with."""
+    """What the methods of doing such steps are made from."""
 
     model: Split
     phase: Phase
@@ -98,7 +100,7 @@ class StackedTrainer:
         compile: bool,
         lane: Lane,
     ) -> None:
-        """``capacity``: steps of a phase."""
+        """``capacity``: the most steps that a worker takes in a phase."""
         model = twin(model)
         set_modes(model, phase)
         self.entries, self.lane, self.num_rows = entries, lane, num_rows
@@ -134,7 +136,7 @@ class StackedTrainer:
         return sums
 
     def _work(self, task: Task, sums: Tensor) -> Iterator[None]:
-        """Chunk after chunk: load, its steps, which are recorded, and store."""
+        """Chunk after chunk: load its workers, replay its steps, store its workers."""
         plan = task.plan
         for chunk in self._chunks(plan):
             rows = list(plan.rows[chunk])
@@ -161,7 +163,7 @@ class StackedTrainer:
         return [slice(k, k + self.num_rows) for k in range(0, len(plan.rows), self.num_rows)]
 
     def _sizes(self, plan: Schedule, chunk: slice) -> list[int]:
-        """The recording for each of a chunk's steps: the smallest that holds all who still have batches."""
+        """The recording for each of a chunk's steps: the smallest that holds all workers with batches left."""
         lengths = plan.lengths[chunk]
         active = [int((lengths > step).sum()) for step in range(int(lengths.max()))]
         return [next(size for size in self.sizes if size >= count) for count in active]
@@ -178,13 +180,13 @@ class StackedTrainer:
 
 
 class _Chain:
-    """Backward rules written by hand, as on the CPU; every layer's gradient is used up as it is made."""
+    """Backward rules written by hand, as on the CPU; linear layers are moved by the factors of their gradients."""
 
     def __init__(self, at: Setting) -> None:
         self.phase, self.rate, self.precision, self.dtype = at.phase, at.rate, at.precision, at.rate.dtype
         self.chain = Chain(at.model, at.phase, {**at.frozen.compute, **at.moving.compute})
         self.part_of = {name: part for part in at.moving.parts for name in part.layout.shapes}
-        # The first number of workers gets code for its size, all others share code for any.
+        # Code for the first number of workers is compiled for that number; all others share code for any number.
         self.gradients = compiled(self._gradients, at.compile, dynamic=None)
         rule, cores = UpdateRule.of(at.phase), at.precision.tensor_cores
         self.update = layer_update(rule, at.rate.device, self.dtype, triton=at.compile, tensor_cores=cores)
@@ -203,8 +205,10 @@ class _Chain:
     def _gradients(
         self, x: Tensor, y: Tensor, count: Tensor, base: Tensor, number: Tensor, constants: Params
     ) -> tuple[list[tuple[str, Tensor, Tensor, bool]], list[tuple[str, Tensor]], Tensor, Tensor]:
-        """Linear layers' gradients in factors (layer, d, x, bias), those of other leaves, the clip's factors [A], sums
-        of losses [A]."""
+        """Gradients of linear layers as factors (layer, d, x, bias), those of other leaves, clip factors and losses.
+
+        The last two are [A]: what a worker's gradients are multiplied by, and the sum of its losses.
+        """
         active, size = x.shape[:2]
         with self.precision.autocast(x.device):
             outputs, tapes = self.chain.forward(x, base, number)
@@ -219,7 +223,7 @@ class _Chain:
         low = {name: gradient.to(outputs[name].dtype) for name, gradient in gradients.items()}
         with self.precision.autocast(x.device):
             contributions = self.chain.backward(tapes, low)
-        # Of so many positions a product is cheaper than its factors are to read again.
+        # Over as many positions as an image has, storing the product is cheaper than reading its factors again.
         products = {c.name: c.product() for c in contributions if isinstance(c.layer, nn.Conv2d)}
         clip = torch.ones(active, dtype=self.dtype, device=x.device)
         if self.phase.optimizer.clip is not None and contributions:
@@ -232,7 +236,7 @@ class _Chain:
 
 
 class _Vmapped:
-    """Any other net without randomness of its own, through torch.func's vmap."""
+    """Any other net that draws no random numbers of its own, through torch.func's vmap."""
 
     def __init__(self, at: Setting) -> None:
         self.net, self.phase, self.precision = Outputs(at.model), at.phase, at.precision
@@ -260,6 +264,7 @@ class _Vmapped:
         )
         into = leading(self.moving.gradient, active)
         copy_all(into.values(), [gradients[name] for name in into])
+        # The update passes over all rows of the stack; those beyond the first A are not active.
         counts = torch.nn.functional.pad(step.count, (0, len(self.moving.parts[0].weight) - active))
         self.descent.step(self.moving, (counts > 0).unsqueeze(1))
         return sums

@@ -26,9 +26,9 @@ class Trainer(Protocol):
     """The recordings of one kind of phase."""
 
     def record(self, plan: Schedule) -> None:
-        """Record what the plan needs and is not there yet. Nothing of value is in the trainer's rows meanwhile."""
+        """Record what the plan needs and has not been recorded yet. This overwrites the trainer's rows."""
         ...
 
     def run(self, task: Task) -> Tensor:
-        """Do it, everything being recorded; the sums of the workers' losses, in the plan's order [W']."""
+        """Run a task whose plan is recorded; gives the sums of the workers' losses, in the plan's order [W']."""
         ...

@@ -26,7 +26,7 @@ from manyheads.models.split import Split, twin
 from manyheads.tree import Params, add_prefix, group
 
 _SMALLEST_CUT_BATCH = 32
-"""From here on short batches are worth recordings of their own."""
+"""The batch size from which on short batches are worth narrower recordings."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SlotTrainer:
         compile: bool,
         lanes: Sequence[Lane],
     ) -> None:
-        """``capacity``: batches of a phase."""
+        """``capacity``: batches of all workers in a phase."""
         model = twin(model)
         set_modes(model, phase)
         self.net, self.phase, self.entries, self.precision = Outputs(model), phase, entries, precision
@@ -105,6 +105,7 @@ class SlotTrainer:
         if count == size:
             return Width(size, False)
         if size < _SMALLEST_CUT_BATCH:
+            # Without BatchNorm the recording of full batches serves short ones too: the loss always leaves padding out.
             return Width(size, bool(self.norms))
         return Width(narrowest(count, size), True)
 
@@ -115,7 +116,7 @@ class SlotTrainer:
             x, y = self.entries.pool.take(here["rows"][: width.samples]), here["y"][: width.samples]
         with torch.enable_grad():
             if width.padded and self.compile:
-                # Short batches of all widths share code, where the net allows it.
+                # Short batches of all widths share compiled code if the net allows it.
                 for samples in (x, y):
                     torch._dynamo.maybe_mark_dynamic(samples, 0)
             mean, total = self.losses(slot.leaves, x, y, here["facts"], slot.constants, width.padded)
