@@ -1,4 +1,4 @@
-"""New workers: what a finished run has learned, given to workers that had no part in it and train only their heads."""
+"""New workers, who had no part in a finished run, take the representation that it has learned and train only heads."""
 
 from collections.abc import Generator
 from dataclasses import dataclass, replace
@@ -56,10 +56,10 @@ class Learned:
 
     experiment: Experiment
     name: str
-    """What people call the run: its directory."""
+    """What messages call the run: its directory."""
     rounds: int
     representations: Params
-    """Of the workers that are ``held``, with the statistics that belong to them, [W, ...]."""
+    """Those of the workers in ``held``, with their statistics, [W, ...]."""
     constants: Params
     held: range
     input_shape: tuple[int, ...]
@@ -68,7 +68,7 @@ class Learned:
 
     @staticmethod
     def at_the_end(session: Session, state: State, name: str) -> "Learned":
-        """The same from a session's last state, of a run that is not on disk."""
+        """What a run that is not on disk has learned, from its session and last state."""
         leaves = select({**state.params, **state.buffers}, REPRESENTATION)
         return Learned(
             session.experiment,
@@ -83,7 +83,7 @@ class Learned:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the weights, which are many: looked through once for all who join."""
+        """A hash of the weights; as these are many, it is computed once for all who join."""
         return fingerprint({**self.representations, **self.constants})
 
 
@@ -101,7 +101,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if not isinstance(run, Run):
         raise UserError(f"{type(run).__name__} is not a Run: give manyheads.Run.open(path).")
     if new.data is not None:
-        # New data make the run's unnecessary, which may be arrays that only Python can give.
+        # The run's own data are then not needed; they may be arrays that only Python can give.
         run = run.given(data=new.data)
     if not run.finished:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
@@ -124,7 +124,7 @@ def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
     source, name = learned.experiment, learned.name
     if not select({**learned.representations, **learned.constants}, REPRESENTATION):
         raise UserError(f"{name} has learned no representation, since its head is the whole net: give another run.")
-    # With one file for each worker the new workers may have other files than the run's, and more.
+    # If each worker has a file of its own, new workers may bring other files, and more of them.
     same = new.data is None and may_change(source.data) and not is_per_worker(source.data)
     if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
         raise UserError(f"{name} was trained on {source.data}, which cannot be found from here: give --data.")
@@ -177,6 +177,7 @@ def _experiment(learned: Learned, new: NewWorkers) -> Experiment:
         source,
         algorithm=Join(
             learned_by=source.algorithm.name,
+            # Runs that differ only in their seed are the same teacher.
             teacher=replace(source, seed=0).run_id,
             learned=learned.fingerprint,
             representation=new.representation,

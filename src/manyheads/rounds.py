@@ -1,4 +1,4 @@
-"""The round loop: local phases, mixing, evaluation, records; a generator, so that whoever calls it does the showing."""
+"""The round loop: local phases, mixing, evaluation, records; a generator, so that the caller decides what to show."""
 
 import logging
 import time
@@ -25,7 +25,7 @@ _LOG = logging.getLogger("manyheads")
 
 @dataclass(frozen=True)
 class Step:
-    """One finished round: its number, its loss, and its record where it was evaluated."""
+    """One finished round: its number, its loss, and its record if it was evaluated."""
 
     round: int
     loss: float
@@ -33,9 +33,9 @@ class Step:
 
 
 def train(experiment: Experiment, runtime: Runtime | None = None) -> Generator[Record, None, None]:
-    """Train, yielding a Record for every evaluated round; closing it stops the run and releases the directory.
+    """Train, yielding a Record for every evaluated round; closing the generator stops the run and frees its directory.
 
-    Prints nothing: what there is to say about the run at its start goes to the logger ``manyheads``.
+    It prints nothing: notes on the run go to the logger ``manyheads`` at its start.
 
     >>> for record in train(Experiment(workers=4, rounds=2)):
     ...     print(record.round, record.accuracy_mean)  # doctest: +SKIP
@@ -56,8 +56,8 @@ def records(session: Session) -> Generator[Record, None, None]:
 def run(session: Session, ended: Callable[[State], None] = lambda state: None) -> Iterator[Step]:
     """Run a session's rounds. With a run directory, continue where that stops and keep everything in it.
 
-    The directory is opened at once, not when the first round is asked for, so that mistakes about it show here. After
-    the last round, ``ended`` is given the state in which it leaves the workers.
+    The directory is opened at once, not when the first round is asked for, so that mistakes about it show here.
+    ``ended`` is called with the state after the last round, unless the run in the directory was finished before.
     """
     experiment, sites, out = session.experiment, session.sites, session.runtime.out
     if out is None:
@@ -99,7 +99,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable
     first, state = start.round, start.state
     check_first(algorithm, state, ctx)
     check_theory_state(runtime, ctx, state)
-    # Otherwise it would keep the first rows in memory for the whole run.
+    # ``start`` would keep the first rows in memory for the whole run.
     del start
     for round in range(first, ctx.rounds):
         last = round + 1 == ctx.rounds
@@ -109,7 +109,7 @@ def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable
             state, log = trained_state(algorithm, state, round, ctx)
             loss = checked_loss(log, entered, round, session)
             if not theory:
-                # Kept only where M(k) is measured: it is a second copy of everything that moves.
+                # It is a second copy of everything that moves: kept only if M(k) is measured.
                 entered = None
             before = trained = state
             state = mixed = mixed_state(algorithm, state, round, ctx)

@@ -3,18 +3,18 @@
 A round of worker i, which holds weights w_i under a mask m_i:
 
 1. ``epochs`` passes over its own samples move w_i, masked after every step;
-2. its mask evolves: in each layer a share of the smallest weights is dropped, as many are regrown where the gradient
-   of one mini-batch is largest (or at random); the share falls along a cosine to 0;
+2. its mask evolves: in each layer a share of the kept weights, the smallest, is dropped, and as many are regrown where
+   the gradient of one mini-batch is largest (or at random); the share falls along a cosine to 0;
 3. w_i becomes the mean, weight by weight, over itself and those neighbours whose masks have that weight; then its new
    mask applies.
 
-Sent: the kept weights and one bit per weight, to every neighbour. The new mask stays until the next round.
+Sent to every neighbour: the kept weights and the mask, at one bit per weight. The new mask is sent in the next round.
 
 Reference: Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized
 Sparse Training", ICML 2022. Differences: any graph instead of ten random neighbours a round (which is
-``--graph in-neighbours:10 --redraw``); neighbours count alike, whatever the mixing weights of other algorithms; the
-state is scored after mixing like every other algorithm's (``order="mix-train"`` cuts the round where the official code
-does).
+``--graph in-neighbours:10 --redraw``); all neighbours have equal weight, whatever mixing weights other algorithms use;
+the state is scored after mixing, like every other algorithm's (``order="mix-train"`` begins a round where the official
+code does).
 """
 
 from collections.abc import Iterable, Iterator
@@ -115,6 +115,7 @@ class DisPFL(Algorithm):
             gradients = ctx.engine.gradient(trained.params, trained.buffers, phase, round, batches=Steps(1))
         evolved = dict(mask)
         for layer, (name, old) in enumerate(mask.items()):
+            # All workers keep equally many weights of a layer.
             total, kept = old[0].numel(), int(old[0].count_nonzero())
             dropped = ceil(share * kept)
             if kept == total or dropped == 0:
@@ -135,7 +136,7 @@ def densities(shapes: dict[str, torch.Size], target: float, kind: Literal["erk",
     """Each layer's density. ERK keeps more of small layers, in proportion to (sum of dims) / (product of dims)."""
     if target >= 1 or kind == "uniform":
         return dict.fromkeys(shapes, target)
-    # A single number is a layer of one.
+    # A scalar has no dims: it counts as a layer of one number.
     raw = {name: max(1, sum(shape)) / max(1, shape.numel()) for name, shape in shapes.items()}
     size = {name: shape.numel() for name, shape in shapes.items()}
     dense: set[str] = set()
@@ -154,20 +155,20 @@ def _total(size: dict[str, int], names: Iterable[str]) -> int:
 
 
 def _no_mask_yet(leaf: Tensor) -> Tensor:
-    """Room for a mask of a leaf [W, ...], laid out so that its rows can be filled as rows of numbers."""
+    """Memory for the mask of a leaf [W, ...], contiguous, so that ``flatten`` gives a view that can be filled."""
     return torch.empty(leaf.shape, dtype=torch.uint8, device=leaf.device)
 
 
 def _ranked_together(leaf: Tensor) -> Iterator[slice]:
-    """All rows of a leaf [W, ...], some at a time: neither a cache nor a GPU's memory holds the scores of all."""
+    """All rows of a leaf [W, ...], some at a time: the scores of all may fit neither into a cache nor into a GPU."""
     at_once = max(1, _AT_ONCE[leaf.device.type] // max(1, leaf[0].numel()))
     return (slice(start, start + at_once) for start in range(0, len(leaf), at_once))
 
 
 def largest(scores: Tensor, count: int) -> Tensor:
-    """Where each row's ``count`` largest scores are: [W, n] -> [W, n] bool. No score is negative but for -1.
+    """Where each row's ``count`` largest scores are: [W, n] -> [W, n] bool. The only negative score is -1.
 
-    Of equal scores the first count, on every device: many gradients are exactly 0.
+    Of equal scores the first ones are taken, on every device: many gradients are exactly 0.
     """
     if count == 0:
         return torch.zeros_like(scores, dtype=torch.bool)
@@ -175,8 +176,8 @@ def largest(scores: Tensor, count: int) -> Tensor:
 
 
 def by_halving(scores: Tensor, count: int) -> Tensor:
-    """Search each row for a threshold: counting what lies above one takes a core less time than any sorting."""
-    # As whole numbers the bits of such scores have the same order, and halving them ends.
+    """Find each row's threshold by bisection: on a core, counting the scores above one is faster than sorting."""
+    # Read as integers, the bits of such scores have the same order, and bisection comes to an end.
     keys = scores.view(torch.int32 if scores.dtype.itemsize == 4 else torch.int64).numpy()
     chosen = np.empty(keys.shape, dtype=bool)
     for row, out in zip(keys, chosen, strict=True):
@@ -192,7 +193,7 @@ def by_halving(scores: Tensor, count: int) -> Tensor:
 
 
 def by_selection(scores: Tensor, count: int) -> Tensor:
-    """All rows at once. Not kthvalue, which leaves each row to a single block of the GPU."""
+    """All rows at once; not by kthvalue, which leaves each row to a single block of the GPU."""
     least = scores.topk(count, sorted=False).values.amin(1, keepdim=True)
     above, equal = scores > least, scores == least
     room = count - above.sum(1, keepdim=True)

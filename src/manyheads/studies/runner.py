@@ -43,10 +43,10 @@ class Runner:
     kept: Callable[[Trial], None] = lambda trial: None
     """Told of every trial whose record has just been made."""
     _learned: dict[str, Learned] = field(default_factory=dict)
-    """What trials that are not on disk leave to the new workers of later ones, by their names."""
+    """What trials that are not on disk have learned, by their names, for the new workers of later trials."""
 
     def path(self, trial: Trial) -> Path:
-        """Where a trial's run directory lies; one that evaluates its run more often has another."""
+        """Where a trial's run directory lies; trials that evaluate the same run more or less often have others."""
         return self.work / f"{trial.name}-{trial.experiment.run_id}-every{trial.every}"
 
     def run(self, trials: Sequence[Trial], seconds: float | None = None) -> Generator[News]:
@@ -87,11 +87,11 @@ class Runner:
         return trial.new is not None and (source.name in self._learned or (self.path(source) / SUMMARY).exists())
 
     def _one(self, trial: Trial, *, taught: bool = False) -> Generator[News]:
-        """One run and its end. ``taught``: new workers build on it."""
+        """Run one trial. ``taught``: new workers build on it, so that what it has learned is kept."""
         _free_memory(pick_device(self.runtime.device))
         runtime = trial.runtime(self.runtime)
         if not self.checkpoints:
-            # Similarities are compared by a run that has a directory, which then writes weights once.
+            # Similarities need a run directory, into which weights are then written only once, at the end.
             runtime = replace(runtime, checkpoint_every=trial.source.rounds)
         if trial.new is not None:
             yield from self._new_workers(trial, runtime)
@@ -158,7 +158,7 @@ class Runner:
                 yield News(0, "running", trial.rounds - session.ctx.rounds + step.round, step.record)
             assert record is not None, "the last round is evaluated"
             directory.finish(record, about(session))
-            # What was made again for new workers to build on is recorded already, and its numbers stay.
+            # A run that was made again for new workers is recorded already, and keeps that record.
             if not self.records.have(trial):
                 self._keep(path, trial)
         shutil.rmtree(path)
@@ -196,9 +196,9 @@ class _Pace:
 
 
 def _free_memory(device: torch.device) -> None:
-    """Give the device back what earlier runs held: engines plan with the memory that is free."""
+    """Free the memory that earlier runs held: engines plan with what is free."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
-        torch.cuda.init()  # before which there is nothing to reset, and torch fails
+        torch.cuda.init()  # or the next line would fail in a process that has not used the GPU yet
         torch.cuda.reset_peak_memory_stats(device)
