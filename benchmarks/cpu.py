@@ -123,7 +123,7 @@ def seconds(run: Callable[..., object], *args: object) -> float:
 
 
 def fashion() -> Dataset:
-    """The loader pads images to 32 x 32 for AlexNet; the MLP of the comparison reads the 28 x 28 inside."""
+    """Fashion-MNIST in 28 x 28, for the MLP of the comparison: the loader pads images to 32 x 32 for AlexNet."""
     data = load("fashion-mnist")
     inner = (..., slice(2, 30), slice(2, 30))
     return replace(data, x_train=data.x_train[inner].contiguous(), x_test=data.x_test[inner].contiguous())
@@ -170,7 +170,7 @@ def speed(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def memory(options: argparse.Namespace) -> dict[str, Any]:
-    """The most memory that a fresh process holds while it trains many workers, beside their weights alone."""
+    """The peak memory of a fresh process that trains many workers, compared with their weights alone."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
         found = fresh.submit(train_many, options.many).result()
     gib = found["peak_bytes"] / 2**30
@@ -192,7 +192,7 @@ def train_many(workers: int) -> dict[str, Any]:
 
 
 def algorithms(options: argparse.Namespace) -> dict[str, Any]:
-    """How many times a round of local training a round of each algorithm takes, mixing included; medians."""
+    """The median time of a round of each algorithm, mixing included, in multiples of a round of local training."""
     rounds = options.rounds + 2
     sides = {}
     for name, kind in REGISTRY.items():
@@ -206,7 +206,7 @@ def algorithms(options: argparse.Namespace) -> dict[str, Any]:
         )
         sides[name] = run(open_session(experiment, Runtime(device="cpu", eval_every=rounds)))
     times: dict[str, list[float]] = {name: [] for name in sides}
-    # Neither the first round, which warms up, nor the last, which is evaluated.
+    # Leaves out the first round, which warms up, and the last, which is evaluated.
     for number in range(rounds - 1):
         for name, steps in sides.items():
             spent = seconds(next, steps)
@@ -222,11 +222,11 @@ IMPORTS = ("import manyheads", "from manyheads import Experiment, train")
 
 
 def imports(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds that imports take after torch's, each in fresh interpreters, turn about; medians.
+    """Seconds that each import takes after torch's, in fresh interpreters that take turns; medians.
 
-    Of the processor, which other work on the machine hardly stretches: an import waits for nothing else.
+    Processor time, as other work on the machine hardly changes it, and an import waits for nothing else.
     """
-    # As an installed package has it: compiled once, by the first turn, which does not count.
+    # With bytecode, as an installed package has it: the first turn writes it and does not count.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     times: dict[str, list[float]] = {what: [] for what in IMPORTS}
     for turn in range(options.repeats + 1):
@@ -244,7 +244,7 @@ def imports(options: argparse.Namespace) -> dict[str, Any]:
 
 
 SECTIONS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
-    # Memory first: a process starts with the peak of the one that started it.
+    # Memory first: a process inherits the peak of the one that started it.
     "memory": memory,
     "imports": imports,
     "speed": speed,

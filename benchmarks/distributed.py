@@ -40,11 +40,11 @@ NETWORKS = {
     "10 Gbit/s, 0.05 ms": (1.25e9, 5e-5),
     "100 Mbit/s, 20 ms": (12.5e6, 2e-2),
 }
-"""Bytes a second and seconds a message, beside what is measured between processes of this machine."""
+"""Bytes per second and seconds per message, added to what is measured between processes of this machine."""
 
 
 def fashion() -> Dataset:
-    """The loader pads images to 32 x 32 for AlexNet; the MLP of the comparison reads the 28 x 28 inside."""
+    """Fashion-MNIST in 28 x 28, for the MLP of the comparison: the loader pads images to 32 x 32 for AlexNet."""
     data = load("fashion-mnist")
     inside = slice(2, 30)
     return replace(
@@ -58,7 +58,7 @@ def fashion() -> Dataset:
 
 
 def child(work: str, workers: int, rounds: int) -> None:
-    """Train and print, from the first process, seconds a round, seconds of mixing in it, and the bytes of a row."""
+    """Train; the first process prints the time of every round and of mixing in it, and the bytes of a row."""
     experiment = Experiment(
         algorithm=ALGORITHMS[work],
         data=fashion(),
@@ -78,7 +78,7 @@ def child(work: str, workers: int, rounds: int) -> None:
         call = getattr(network, name)
 
         def timed(*args, call=call):
-            # Whoever trains longer than the others is no cost of mixing.
+            # Waiting for processes that train longer is not part of mixing.
             processes.wait()
             began = time.perf_counter()
             result = call(*args)
@@ -105,7 +105,7 @@ def child(work: str, workers: int, rounds: int) -> None:
 
 
 def ping(size: int, times: int) -> None:
-    """Seconds for a message there and back between two processes, the median."""
+    """Print the median seconds that a message takes there and back between two processes."""
     import torch.distributed as dist
 
     processes = join(60, torch.device("cpu"))
@@ -123,7 +123,7 @@ def ping(size: int, times: int) -> None:
 
 
 def start(count: int, *words: object):
-    """What the first of ``count`` processes prints."""
+    """Run this file in ``count`` processes; gives what the first of them prints."""
     with socket.socket() as end:
         end.bind(("127.0.0.1", 0))
         port = end.getsockname()[1]
@@ -184,8 +184,8 @@ def busiest_machine(matrix: Rows, owner: np.ndarray, machines: int) -> tuple[int
 def model(seconds_per_worker: float, row: int) -> list[dict[str, object]]:
     """Time per round of 10,000 workers on 100 machines of 8 cores, from graphs, placement and the speed of links.
 
-    A round takes a machine's local training and then its messages: as many as it has partners, one after the other, and
-    its rows in and out over one link that carries both ways at once.
+    A round is local training and then mixing. Mixing takes the busiest machine one message's latency for each of its
+    partners, one after another, and the time of its rows on one link that carries both directions at once.
     """
     small, large = start(2, "--ping", 1000), start(2, "--ping", 50_000_000)
     networks = {"this machine": (2 * 5e7 / large, small / 2), **NETWORKS}

@@ -64,7 +64,7 @@ class Work:
     """Steps in one timed call."""
     precisions: tuple[str, ...]
     seconds: float = 30
-    """How long a line may take: it is not begun with less time left."""
+    """How long the line may take: it is not begun if less time is left."""
 
 
 WORKS = {
@@ -74,7 +74,7 @@ WORKS = {
     "resnet18": Work("resnet18", (3, 32, 32), 100, 128, 4, ("bf16", "tf32"), 100),
 }
 SMALL_GPU = 24_000_000_000
-"""Bytes of the GPU that the memory section makes of a larger one."""
+"""Bytes of the smaller GPU that the memory section imitates on a larger one."""
 COMPILE_PARTS = (
     "_compile.compile_inner",
     "bytecode_tracing",
@@ -154,7 +154,7 @@ class Bench:
             torch.cuda.empty_cache()
 
     def attempt(self, what: str, run: Callable[[], object], seconds: float = 20) -> None:
-        """Do it unless the time left is shorter than it may take; an error's text is kept and the next one begun."""
+        """Run it if ``seconds`` are left. An error is recorded and does not stop what comes after."""
         if time.perf_counter() + seconds > self.end:
             self.record["errors"].append(f"{what}: not begun, less than {seconds:g} s were left")
             print(f"[{what}: not begun]", flush=True)
@@ -180,7 +180,7 @@ class Bench:
         compile: bool | None = None,
         stack_images: bool = True,
     ) -> CudaGraphsEngine:
-        """``stack_images`` False: nets with convolutions go through slots in any case."""
+        """Our engine; ``stack_images`` False: nets with convolutions go through slots in any case."""
         footprint = footprint_of(work.model, tuple(work.train.x.shape[1:]))
         slots = slots or choose_slots(footprint, work.source.batch_size)
         if self.smoke and compile is None:
@@ -195,7 +195,7 @@ class Bench:
         )
 
     def workload(self, work: Work, sizes: list[int], dtype: torch.dtype = torch.float32) -> Workload:
-        """Random samples, so many for each worker."""
+        """Random samples, ``sizes`` of them for the workers."""
         generator = torch.Generator(self.device).manual_seed(1)
         x = torch.randn(self.samples, *work.input_shape, generator=generator, device=self.device, dtype=dtype)
         index = torch.randint(self.samples, (sum(sizes),), generator=generator, device=self.device)
@@ -266,7 +266,7 @@ def measure_ceilings(bench: Bench) -> None:
 def agreement(bench: Bench) -> None:
     """Every net and kind of phase against the plain loop, recorded but not compiled.
 
-    A step moves weights so little that their float32 rounding alone shows; float64 tells a mistake from rounding.
+    A step moves weights so little that float32 rounding shows in the difference; float64 tells it from a mistake.
     """
     sizes = [37, 20, 16, 9, 1, 33]
     phases = {
@@ -299,7 +299,7 @@ def agree(bench: Bench, work: Workload, phases: dict[str, Phase], net: str, prec
 
 
 def algorithms(bench: Bench) -> None:
-    """Two short rounds of every algorithm through both engines, in float32: longer ones part by chance."""
+    """Two short rounds of every algorithm through both engines, in float32: in longer runs rounding adds up."""
     os.environ["MANYHEADS_COMPILE"] = "0"
     for name in REGISTRY:
         for model in ("mlp", "cnn"):
@@ -376,7 +376,7 @@ def steps(bench: Bench) -> None:
 
 
 def compile_seconds() -> dict[str, float]:
-    """What this process has spent in the parts of torch.compile so far; some are inside others."""
+    """Seconds that this process has spent in parts of torch.compile so far; some parts contain others."""
     from torch._dynamo.utils import compilation_time_metrics
 
     return {name: sum(compilation_time_metrics.get(name, ())) for name in COMPILE_PARTS}
@@ -436,7 +436,7 @@ def ours(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD) -> 
 def compiled_error(
     bench: Bench, engine: CudaGraphsEngine, work: Workload, params: Params, buffers: Buffers, phase: Phase
 ) -> float:
-    """What was timed, compiled and in its own precision, against the loop in float32, relative to the way moved."""
+    """The error of what was timed, against the loop in float32, relative to how far the weights moved."""
     few = torch.tensor([0, 1, 2])
     loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=1, name="loop")
     with Precision("float32").settings(bench.device):
@@ -501,6 +501,7 @@ def one_round(bench: Bench, what: str, net: str, classes: int, frozen: str) -> N
         spent["round"].append(bench.seconds(lambda n=number: (local(n), mix(n))))
         spent["local"].append(bench.seconds(lambda n=number: local(n + 1)))
         spent["mix"].append(bench.seconds(lambda n=number: mix(n + 1)))
+    # Twice: the first call also records its steps.
     evaluation = bench.seconds(lambda: engine.evaluate(now.params, now.buffers, session.federation.test))
     evaluation = bench.seconds(lambda: engine.evaluate(now.params, now.buffers, session.federation.test))
     row = {
@@ -549,7 +550,7 @@ VARIANTS = (
 
 
 def variants(bench: Bench) -> None:
-    """What stacking, slots, layout and compiling do."""
+    """What stacking, slots, memory layout and compiling change in the time of a step."""
     for variant in VARIANTS:
         if variant.net in bench.works:
             seconds = bench.works[variant.net].seconds
@@ -573,7 +574,7 @@ def one_variant(bench: Bench, variant: Variant) -> None:
 
 
 def memory(bench: Bench) -> None:
-    """More workers than a smaller GPU holds, their rows in host memory; what that takes against what was planned."""
+    """More workers than a smaller GPU holds, with rows in host memory: what they take, and what was planned."""
     bench.attempt("memory", partial(rows_on_host, bench), 120)
 
 
