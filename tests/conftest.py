@@ -1,4 +1,4 @@
-"""What all tests share: a small public run that can be opened, stepped and looked at."""
+"""What all tests share: a small experiment that can be opened, stepped and inspected."""
 
 import os
 from dataclasses import replace
@@ -67,7 +67,7 @@ CPU = Runtime(device="cpu", threads=1)
 
 
 def opened(experiment: Experiment, **changes: object) -> Session:
-    """The experiment's session on one thread of the CPU, parts of its context replaced."""
+    """The experiment's session on one thread of the CPU, with parts of its context replaced."""
     session = open_session(experiment, CPU)
     return replace(session, ctx=replace(session.ctx, **changes))  # pyright: ignore[reportArgumentType]
 
@@ -89,7 +89,7 @@ def states(session: Session, rounds: int | None = None) -> list[State]:
 
 
 def mixing_of(*matrices: Any, directed: bool = False, doubly_stochastic: bool = True) -> Mixing:
-    """The mixing whose P are given, [N, N] for every round of its period, whatever they are."""
+    """A mixing with the given P, [N, N] for every round of its period, without any checks."""
     everyone = np.ones(len(matrices[0]), dtype=bool)
 
     def rows(matrix: np.ndarray) -> Rows:
@@ -110,7 +110,7 @@ def mixing_of(*matrices: Any, directed: bool = False, doubly_stochastic: bool = 
 
 
 class Recorder:
-    """An engine that trains, and remembers the rounds and phases that it was asked for."""
+    """An engine that trains and remembers the rounds and phases that it was asked for."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -123,25 +123,25 @@ class Recorder:
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
-    """A test that draws from torch's generator draws the same every time, alone and among others."""
+    """A test draws the same numbers from torch's generator whether it runs alone or among others."""
     torch.manual_seed(0)
 
 
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reports of numbers alone: pictures take longer than anything else, and have tests of their own."""
+    """Reports without pictures, which take the most time and have their own tests."""
     monkeypatch.setattr("manyheads.report.page.of_setting", lambda comparison, setting: [])
     monkeypatch.setattr("manyheads.report.page.of_systems", lambda comparison: [])
 
 
 def held(federation: Federation) -> str:
-    """Who holds what in a federation, to be compared."""
+    """Who holds what in a federation, as text that can be compared."""
     return str({name: leaf.tolist() for name, leaf in federation.indices().items()})
 
 
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
-    """What is above, for tests."""
+    """The helpers above, for tests."""
     return SimpleNamespace(
         blobs=blobs,
         tiny=tiny,

@@ -1,4 +1,4 @@
-"""CUDA graphs emulated on a CPU: a step's operations are recorded once and replayed on memory that must stay."""
+"""CUDA graphs emulated on a CPU: a step's operations are recorded once and replayed on the same memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ _BY_NUMBERS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 class Mistake(AssertionError):
-    """What a CUDA graph would refuse or not survive. No RuntimeError: to some of those the engine has an answer."""
+    """Something that a CUDA graph would refuse or not survive. Not a RuntimeError, some of which the engine handles."""
 
 
 class _Outside:
-    """Memory that was there before: like a CUDA graph, a recording knows where it lies and does not keep it."""
+    """Memory from before the recording, which, like a CUDA graph, knows its address and does not keep it alive."""
 
     def __init__(self, storage: UntypedStorage) -> None:
         self.storage, self.address = ref(storage), storage.data_ptr()
@@ -38,7 +38,7 @@ class _Outside:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a tensor lies: in memory from outside, or in the piece of this number that the recording allocates."""
+    """Where a tensor lies: in memory from outside, or in a piece that the recording allocates, by its number."""
 
     memory: _Outside | int
     dtype: torch.dtype
@@ -63,7 +63,7 @@ class _Call:
 
 
 class Recording:
-    """The operations of one run of a step, down to the last: whatever else the step does is not repeated."""
+    """The tensor operations of one run of a step. Whatever else the step does is not repeated."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         for _ in range(_WARM_UPS):
@@ -82,12 +82,12 @@ class Recording:
 
 
 class _Capture(TorchDispatchMode):
-    """Inside, operations run and are written down, below autograd, autocast and vmap, which leave no trace."""
+    """Inside, operations run and are written down in the form that autograd, autocast and vmap give them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[_Call] = []
-        # Kept until the capture is over, so that no piece is taken for one that was there before it.
+        # Kept until the capture is over: memory that is not in here counts as memory from outside.
         self.allocated: dict[UntypedStorage, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,8 +114,8 @@ def _storages(tree: object) -> list[UntypedStorage]:
 
 
 def _refused(operation: Any, args: Sequence[Any]) -> bool:
-    """Whether it asks the device for numbers, to know what to do or how much to give back, or brings its own."""
+    """Whether an operation has to read numbers, for its result or its shape, or brings numbers from the host."""
     if operation.overloadpacket in _INDEXING:
-        # Indices of integers are harmless; a mask has to be counted.
+        # Integer indices are harmless; a mask has to be counted.
         return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
     return operation is _ATEN.lift_fresh.default or not _BY_NUMBERS.isdisjoint(operation.tags)
