@@ -15,7 +15,10 @@ class Pool:
     """Samples that recorded steps gather from; images can be stored channels-last."""
 
     def __init__(self, x: Tensor, *, channels_last: bool) -> None:
-        """``x`` [samples, ...] is kept as it is, or copied if it needs another layout."""
+        """``x`` [samples, ...] is kept as it is, or copied if it needs another layout.
+
+        Samples that change later, such as features, must therefore have that layout: a copy would not follow them.
+        """
         self.images = channels_last and x.ndim == 4
         self.x = x.permute(0, 2, 3, 1).contiguous() if self.images else x
 

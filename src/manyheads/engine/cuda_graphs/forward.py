@@ -114,7 +114,9 @@ class Extraction:
     ) -> None:
         shape = output_shape(prefix, tuple(shards.x.shape[1:]), kind.dtype)
         # One entry more, to which padding is written.
-        self.features = torch.zeros(len(shards.index) + 1, *shape, dtype=kind.dtype, device=kind.device)
+        layout = torch.channels_last if kind.channels_last and len(shape) == 3 else torch.contiguous_format
+        features = torch.zeros(len(shards.index) + 1, *shape, dtype=kind.dtype, device=kind.device)
+        self.features = features.contiguous(memory_format=layout)
         self.prefix, self.precision = prefix, precision
         self.sweep = Sweep(shards, pool, self.features)
         slots = [forward_slot(prefix, "representation.", kind, self.features.new_zeros(1)) for _ in lanes]
