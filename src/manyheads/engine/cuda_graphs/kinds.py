@@ -14,7 +14,7 @@ def bare(phase: Phase) -> Phase:
         phase,
         constants={name: leaf.new_zeros(1, *leaf.shape[1:]) for name, leaf in phase.constants.items()},
         proximal=None if phase.proximal is None else ({}, phase.proximal[1]),
-        mask=None if phase.mask is None else {},
+        mask=None if phase.mask is None else {name: leaf.new_empty(0) for name, leaf in phase.mask.items()},
     )
 
 
@@ -27,20 +27,35 @@ def kind(phase: Phase) -> Hashable:
         phase.frozen,
         UpdateRule.of(phase),
         phase.proximal is None,
-        phase.mask is None,
+        # Which leaves have a mask: those of the others are ones from the start, and are never loaded.
+        None if phase.mask is None else frozenset(phase.mask),
         constants,
         meaning(phase.objective),
     )
 
 
-def meaning(function: Callable) -> Hashable:
-    """Equal for functions with the same code, closure and defaults, such as a closure made anew in every round."""
+def meaning(function: Callable, inside_of: frozenset[int] = frozenset()) -> Hashable:
+    """Equal for functions with the same code, closure and defaults, such as a closure made anew in every round.
+
+    ``inside_of``: the functions in whose closures it was found, by id. One of these calls itself.
+    """
+    if id(function) in inside_of:
+        return None
     if not isinstance(function, FunctionType):
-        return function
+        return function if _hashes(function) else id(function)
     cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
     things = [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named.values()]
-    inside = tuple(meaning(thing) if callable(thing) else _identity(thing) for thing in things)
+    within = inside_of | {id(function)}
+    inside = tuple(meaning(thing, within) if callable(thing) else _identity(thing) for thing in things)
     return (function.__code__, inside)
+
+
+def _hashes(thing: object) -> bool:
+    try:
+        hash(thing)
+    except TypeError:
+        return False
+    return True
 
 
 def _identity(thing: object) -> Hashable:
