@@ -86,7 +86,7 @@ class CudaGraphsEngine:
         self._extractions: dict[Hashable, Extraction] = {}
         self._scorings: dict[int, Scoring] = {}
         self._depths: dict[str, int] = {}
-        self._pools: dict[tuple[int, bool], tuple[Tensor, Pool]] = {}
+        self._pools: dict[tuple[int, torch.Size, bool], tuple[Tensor, Pool]] = {}
 
     def place(self, leaves: Params) -> Params:
         if self.rows_on_host:
@@ -216,6 +216,8 @@ class CudaGraphsEngine:
         except Exception as error:
             # Without compiled code, the patches of stacked convolutions cost more to copy and sum than stacking gains.
             self.compile = self.stack_images = False
+            # Those made before, which may have met a new size of batches, are compiled too.
+            self._trainers.clear()
             self.notes.append(f"torch.compile failed ({first_line(error)[:200]}): running without it, which is slower.")
             return make()
 
@@ -265,7 +267,7 @@ class CudaGraphsEngine:
 
     def _pool(self, x: Tensor, *, images: bool) -> Pool:
         """The pool of some samples, which are kept so that no other tensor can get their address."""
-        key = (x.data_ptr(), images)
+        key = (x.data_ptr(), x.shape, images)
         if key not in self._pools:
             self._pools[key] = (x, Pool(x, channels_last=images))
         return self._pools[key][1]
@@ -295,8 +297,8 @@ class CudaGraphsEngine:
 
 def _recorded(made: dict[Key, Made], key: Key, make: Callable[[], Made], record: Callable[[Made], None]) -> Made:
     """What ``make`` gives for a key, with everything recorded that is needed now; kept once recording has succeeded."""
-    wanted = made[key] if key in made else make()
     try:
+        wanted = made[key] if key in made else make()
         record(wanted)
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory ran out while recording: lower --workers or --batch-size.") from None

@@ -48,6 +48,9 @@ class Lane:
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
                     step()
+                except torch.OutOfMemoryError:
+                    _abandon(graph)
+                    raise
                 except Exception as error:
                     _abandon(graph)
                     raise UserError(

@@ -101,7 +101,8 @@ def plan_memory(
     stack_images = stacks_images(footprint, batch_size, precision)
     stacked = stackable(model, images=stack_images)
     # A weight that is trained has momentum and gradient beside it; in bf16, the gradient and a copy take 2 bytes each.
-    at_work = weights * (2 * number + (number if not precision.low else 4))
+    # So has an anchor or a mask, which algorithms have whose state holds more than the net.
+    at_work = weights * (2 * number + (number if not precision.low else 4) + (number if extra_rows else 0))
     # Slots also score WIDTH samples at once, but without backward: about half as many numbers for each.
     width = batch_size if stacked else max(batch_size, WIDTH // 2)
     numbers = footprint.activations * _PER_ACTIVATION + (footprint.patches * _PER_PATCH if stacked else 0)
