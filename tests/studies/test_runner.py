@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from manyheads import saver
 from manyheads.checkpoint import Checkpoints
 from manyheads.experiment import Experiment, Runtime
 from manyheads.jobs import News
@@ -76,6 +77,18 @@ def test_without_checkpoints_no_weights_are_written_even_for_new_workers(
     assert not runner._learned, "nobody needs it any more"
 
 
+def test_a_run_that_keeps_similarities_writes_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    monkeypatch.setattr(Checkpoints, "write_rows", lambda self, snapshot: written.append(snapshot.round))
+    monkeypatch.setattr(Checkpoints, "complete", lambda *_: None)
+    # As if there were time for a checkpoint in every round.
+    monkeypatch.setattr(saver, "_CHECKPOINT_SHARE", inf)
+    trial = replace(_trial(rounds=4), similarity=True)
+    runner = _runner(tmp_path, checkpoints=False)
+    list(runner.run([trial]))
+    assert runner.records.have(trial) and written == [4]
+
+
 def test_a_recorded_run_that_is_made_again_for_new_workers_keeps_its_record(tmp_path: Path) -> None:
     """On a GPU it would have other numbers."""
     source = _trial()
@@ -132,6 +145,19 @@ def test_a_failure_does_not_stop_the_others(tmp_path: Path) -> None:
     ended = _last(list(runner.run(trials)))
     assert [item.state for item in ended.values()] == ["failed", "finished"]
     assert "is not a number" in ended[0].error
+
+
+def test_a_run_that_fails_at_once_says_nothing_about_the_time_of_others(tmp_path: Path) -> None:
+    """Nor do runs with other numbers of workers."""
+    failing, long = _trial(lr=1e30, clip=0.0), _trial(rounds=10_000_000)
+    news = list(_runner(tmp_path).run([failing, long], seconds=60))
+    assert [item.state for item in news] == ["failed"], "the second would take hours"
+
+
+def test_what_is_recorded_is_finished_however_short_the_time(tmp_path: Path) -> None:
+    runner, trial = _runner(tmp_path), _trial()
+    list(runner.run([trial]))
+    assert list(runner.run([trial], seconds=1e-9)) == [News(0, "finished", 2)]
 
 
 def test_an_error_of_the_program_is_shown_and_the_others_go_on(

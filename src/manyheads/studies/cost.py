@@ -75,7 +75,7 @@ class Costs:
 
     def __call__(self, trial: Trial, *, trained: bool = False) -> Estimate:
         """A trial's time and memory; ``trained``: the run that its new workers build on exists already."""
-        paces = self._paces.get(_kind(trial), [])
+        paces = self._paces.get(kind(trial), [])
         seconds = 0.0
         if not trained:
             passes = trial.source.rounds * _work(trial.source)
@@ -152,20 +152,21 @@ def _pools(trial: Trial) -> Pools:
     return POOLS[data.removesuffix(RAW)]
 
 
-_Kind = tuple[str, str, str, int]
+Kind = tuple[str, str, str, int]
 """What similar runs have in common: data, net, algorithm and number of workers."""
 
 
-def _kind(trial: Trial) -> _Kind:
+def kind(trial: Trial) -> Kind:
+    """What a trial's run has in common with similar ones; of new workers, the run they build on."""
     return trial.data, str(trial.experiment.model), trial.experiment.algorithm.name, trial.experiment.workers
 
 
-def _paces(records: Path, on_gpu: bool) -> dict[_Kind, list[float]]:
+def _paces(records: Path, on_gpu: bool) -> dict[Kind, list[float]]:
     """Seconds that a pass over all train samples took, by kind of run, in the records made on such a device."""
-    found: dict[_Kind, list[float]] = {}
+    found: dict[Kind, list[float]] = {}
     for trial, summary in _recorded(records):
         if (summary.get("runtime", {}).get("device", "cpu") != "cpu") == on_gpu:
-            found.setdefault(_kind(trial), []).append(summary["seconds"] / summary["rounds"] / _work(trial))
+            found.setdefault(kind(trial), []).append(summary["seconds"] / summary["rounds"] / _work(trial))
     return found
 
 

@@ -20,7 +20,7 @@ from manyheads.saver import about
 from manyheads.session import Session, open_session
 from manyheads.store import Run, RunDirectory
 from manyheads.store.layout import PARTITION, SUMMARY
-from manyheads.studies.cost import Costs
+from manyheads.studies.cost import Costs, Kind, kind
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
 
@@ -57,17 +57,17 @@ class Runner:
         """
         deadline = float("inf") if seconds is None else time.monotonic() + seconds
         costs = Costs(self.records.folder, pick_device(self.runtime.device).type)
-        takes: dict[tuple[str, str, bool], float] = {}
+        takes: dict[tuple[Kind, bool], float] = {}
         for number, trial in enumerate(trials):
-            began, trained = time.monotonic(), self._is_trained(trial)
-            if began >= deadline:
-                return
-            kind = (trial.data, trial.experiment.algorithm.name, trained)
-            if began + takes.get(kind, costs(trial, trained=trained).seconds / _AT_MOST_TOO_LONG) > deadline:
-                continue
             if self.records.have(trial):
                 # It was recorded for new workers that build on it.
                 yield News(number, "finished", trial.rounds)
+                continue
+            began, trained = time.monotonic(), self._is_trained(trial)
+            if began >= deadline:
+                return
+            alike = (kind(trial), trained)
+            if began + takes.get(alike, costs(trial, trained=trained).seconds / _AT_MOST_TOO_LONG) > deadline:
                 continue
             pace = _Pace(trial.rounds)
             needed = {later.source.name for later in trials[number + 1 :] if later.new is not None}
@@ -75,10 +75,10 @@ class Runner:
                 for item in news:
                     yield replace(item, job=number)
                     if item.state == "running" and (end := pace.end(item.round)) > deadline:
-                        takes[kind] = end - began
+                        takes[alike] = end - began
                         break
-                else:
-                    takes[kind] = time.monotonic() - began
+                    if item.state == "finished":
+                        takes[alike] = time.monotonic() - began
             self._clear(trial, needed)
 
     def _is_trained(self, trial: Trial) -> bool:
