@@ -17,7 +17,7 @@ import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -226,12 +226,17 @@ def whole(amount: Epochs | Steps, sgd: SGD = RECIPE) -> Phase:
 
 def difference(result: Fit, expected: Fit, params: Params, buffers: Buffers) -> float:
     """The largest error of a leaf, relative to how far the leaf moved."""
-    worst = 0.0
+    errors = []
     for new, right, old in ((result.params, expected.params, params), (result.buffers, expected.buffers, buffers)):
         for name, leaf in right.items():
             moved, error = distance(leaf, old[name]), distance(new[name], leaf)
-            worst = max(worst, error / moved if moved > 0 else error)
-    return worst if worst == worst else float("inf")
+            errors.append(error / moved if moved > 0 else error)
+    return largest(errors)
+
+
+def largest(errors: Iterable[float]) -> float:
+    """The largest error; one that is not a number, which no other is larger than, counts as infinite."""
+    return max(error if error == error else float("inf") for error in errors)
 
 
 def distance(a: Tensor, b: Tensor) -> float:
@@ -325,7 +330,7 @@ def one_algorithm(bench: Bench, name: str, model: str) -> None:
         ends.append(now)
     first, second = (end.params for end in ends)
     sizes = {n: max(distance(leaf, torch.zeros_like(leaf)), 1e-12) for n, leaf in first.items()}
-    worst = max(distance(leaf, second[n]) / sizes[n] for n, leaf in first.items())
+    worst = largest(distance(leaf, second[n]) / sizes[n] for n, leaf in first.items())
     bench.record["agreement"][f"algorithm {name}, {model}, float32"] = round3(worst)
     print(f"{name:8} {model:4} {worst:.1e}", flush=True)
 
