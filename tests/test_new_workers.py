@@ -15,7 +15,7 @@ from manyheads.data import federate, load
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.new_workers import NewWorkers, join, open_join
+from manyheads.new_workers import Learned, NewWorkers, join, open_join, teach
 from manyheads.rounds import run, train
 from manyheads.session import Session
 from manyheads.store import Run
@@ -50,6 +50,22 @@ def test_heads_train_at_the_runs_first_rate_in_every_pass(lab: SimpleNamespace, 
     session = open_join(source, NewWorkers(workers=4), lab.cpu)
     wanted = source.experiment.recipe.head_lr
     assert [session.ctx.rates.sgd(round, head=True).lr for round in (0, 1, 9)] == [wanted] * 3
+
+
+def test_what_is_learned_is_the_same_from_memory_as_from_disk(lab: SimpleNamespace, tmp_path: Path) -> None:
+    """With statistics, which belong to the representation."""
+    module = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3)).double()
+    experiment = lab.tiny(REGISTRY["deprl"](), split="iid", model=module, head="2")
+    found: list[Learned] = []
+    session = lab.opened_in(experiment, tmp_path / "run")
+    list(run(session, lambda state: found.append(Learned.at_the_end(session, state, str(tmp_path / "run")))))
+    source = Run.open(tmp_path / "run", data=experiment.data, model=module)
+    both = open_join(source, NewWorkers(workers=3), lab.cpu), teach(found[0], NewWorkers(workers=3), lab.cpu)
+    assert both[0].experiment == both[1].experiment and both[0].notes == both[1].notes
+    first, second = ({**one.ctx.initial.params, **one.ctx.initial.buffers} for one in both)
+    assert first.keys() == second.keys() and any("running_mean" in name for name in first)
+    for name, leaf in first.items():
+        assert torch.equal(leaf, second[name]), name
 
 
 def test_new_workers_whose_loss_explodes_are_told_whose_rate_it_is(lab: SimpleNamespace, tmp_path: Path) -> None:

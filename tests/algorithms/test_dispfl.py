@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from manyheads.algorithms import DisPFL
+from manyheads.algorithms import DisPFL, dispfl
 from manyheads.algorithms.dispfl import by_selection, densities, largest
 from manyheads.engine.phase import Phase, Steps
 from manyheads.errors import UserError
-from manyheads.tree import select, strip_prefix
+from manyheads.tree import flatten, select, strip_prefix
 
 WHOLE = frozenset({"representation", "head"})
 
@@ -222,6 +222,22 @@ def test_the_largest_scores_on_a_cpu_and_on_a_gpu_are_those_that_sorting_finds(s
     np.put_along_axis(expected, np.argsort(-scores, axis=1, kind="stable")[:, :count], True, axis=1)
     for choose in (largest, by_selection) if count else (largest,):
         assert choose(torch.from_numpy(scores), count).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("regrow", ["gradient", "random"])
+def test_masks_do_not_depend_on_how_many_workers_are_ranked_together(lab, monkeypatch, regrow):
+    kind = DisPFL(density=0.4, regrow=regrow, epochs=1)
+    session = lab.opened(lab.tiny(kind, rounds=2, model="mlp:9"))
+    together = lab.states(session)[-1]
+    monkeypatch.setitem(dispfl._AT_ONCE, "cpu", 1)
+    for name, leaf in lab.states(session)[-1].params.items():
+        assert torch.equal(leaf, together.params[name]), name
+
+
+def test_a_mask_is_filled_row_by_row_whatever_the_layout_of_its_leaf():
+    mask = dispfl._no_mask_yet(torch.zeros(2, 3, 4).transpose(1, 2))
+    flatten(mask)[0], flatten(mask)[1] = torch.arange(12), 7
+    assert mask[0].flatten().tolist() == list(range(12)) and (mask[1] == 7).all()
 
 
 def test_of_equal_scores_the_first_count():
