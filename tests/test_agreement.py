@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from manyheads.agreement import check_alike, check_same_code, check_same_weights
+from manyheads.agreement import check_alike, check_same_code, check_same_weights, meet_sites
 from manyheads.algorithms import DePRL
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
@@ -93,3 +93,25 @@ def test_code_of_ones_own_is_compared(lab):
         UserError, match="process 1 does not have the same code in its loss as process 0: give all of them"
     ):
         check_same_code(_two(lambda said: said.replace(known, "0" * 64)), own)
+
+
+def _sites(count: int) -> Any:
+    """Processes that all see the files of the same four workers."""
+    return SimpleNamespace(count=count, tells_why=True, whose=None, gather_json=lambda seen: [[0, 1, 2, 3]] * count)
+
+
+@pytest.mark.parametrize("kind", ["overlap", "reweighted"])
+def test_sites_do_not_deal_each_others_test_samples(lab, kind):
+    """Among whom they are dealt would depend on how many processes share a site's workers."""
+    experiment = lab.tiny(DePRL(), data="site-{worker}.npz", test_split=kind)
+    with pytest.raises(UserError, match=f"--test-split {kind} deals everybody's test samples"):
+        meet_sites(experiment, Runtime(), _sites(2))
+    assert meet_sites(experiment, Runtime(), _sites(1)) is not None
+
+
+def test_a_run_after_one_over_sites_tells_what_went_wrong(lab):
+    processes = _sites(2)
+    meet_sites(lab.tiny(DePRL(), data="site-{worker}.npz"), Runtime(), processes)
+    assert not processes.tells_why and len(processes.whose) == 2
+    assert meet_sites(lab.tiny(DePRL()), Runtime(), processes) is None
+    assert processes.tells_why and processes.whose is None

@@ -26,12 +26,19 @@ NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor
 
 def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -> Sites | None:
     """Who hosts whom, if the data are in one file for each worker; None: they are not."""
+    # The processes are the same for all runs of a script: nothing of an earlier run over sites may be left.
+    processes.tells_why, processes.whose = True, None
     if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
         return None
     # Error messages can name files and samples, and the text of a crash can contain anything: other sites see neither.
     processes.tells_why = False
     if experiment.algorithm.evaluate != "own":
         raise UserError("--evaluate mean-model needs all models in one place, but sites keep theirs: leave it out.")
+    if experiment.test_split != "shared" and processes.count > 1:
+        # Each process would deal its own workers' samples among them, and the accuracies would depend on who is where.
+        raise UserError(
+            f"--test-split {experiment.test_split} deals everybody's test samples, but sites keep theirs: leave it out."
+        )
     placement = place(processes.gather_json(seen(experiment.data, experiment.workers)))
     processes.whose = whose(placement, experiment.data)
     return Sites(placement, experiment.workers, runtime.site_timeout)
