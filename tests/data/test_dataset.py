@@ -56,8 +56,11 @@ def test_digest_tells_contents_apart() -> None:
         replace(data, y_train=data.y_train.flip(0)),
         replace(data, user_train=torch.zeros(6, dtype=torch.int64)),
         replace(data, user_test=torch.zeros(3, dtype=torch.int64)),
+        # Classes that nobody has a sample of: the net has an output for each.
+        replace(data, num_classes=7),
+        replace(data, num_classes=8),
     ]
-    assert len({data.digest(), *(other.digest() for other in others)}) == 5
+    assert len({data.digest(), *(other.digest() for other in others)}) == 7
 
 
 def test_standardise_uses_the_train_part_alone() -> None:

@@ -80,10 +80,15 @@ class Dataset:
             else:
                 digest.update(f"{t.dtype}{list(t.shape)}".encode())
                 digest.update(as_bytes(t))
+        if self.num_classes is not None:
+            labels = torch.cat([self.y_train, self.y_test])
+            # Classes without samples make another net. Without them the labels say it all.
+            if self.num_classes > int(labels.max()) + 1:
+                digest.update(f"{self.num_classes} classes".encode())
         return digest.hexdigest()
 
     def digest(self) -> str:
-        """A fingerprint of the content (sha256 over all arrays), computed once."""
+        """A fingerprint of the content (sha256 over all arrays, and the number of classes), computed once."""
         return self._digest
 
 
