@@ -1,6 +1,7 @@
 """An algorithm of one's own that gives back what it must not: one line, in its first round."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -153,6 +154,20 @@ def test_a_state_is_not_changed_in_place(lab: SimpleNamespace, order: str) -> No
 
 def test_a_sound_one_passes(lab: SimpleNamespace) -> None:
     assert len(list(train(lab.tiny(Sound(), rounds=2), lab.cpu))) == 2
+
+
+def test_nobody_is_blamed_for_what_another_thread_draws(lab: SimpleNamespace) -> None:
+    """Runs in threads, each of which makes its net: one is made while another run is in its first round."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Beside(Sound):
+        def local(self, state: State, round: int, ctx: Context) -> Any:
+            with ThreadPoolExecutor(1) as other:
+                other.submit(nn.Linear, 2, 2).result()
+            return super().local(state, round, ctx)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert len(thread.submit(list, train(lab.tiny(Beside(), rounds=1), lab.cpu)).result()) == 1
 
 
 def test_a_phase_names_groups_that_there_are(lab: SimpleNamespace) -> None:

@@ -1,5 +1,6 @@
 """Checks of an algorithm's class and of what its methods return: it may be the user's own, and mistaken."""
 
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields
@@ -183,16 +184,18 @@ def _whole(found: object, where: str, before: State) -> State:
 def _repeatable(where: str, state: State | None = None, round: int = 0) -> Iterator[None]:
     """Refuse a block that changes ``state`` in place, as it is still used, or draws from a global generator.
 
-    Draws are looked for in the first round only: later ones may come from another thread of the user's.
+    Draws are looked for in the first round only: later ones may come from another thread of the user's. Where runs go
+    in threads they may do so even then, as when the net of the next run is made.
     """
+    watched = round == 0 and threading.current_thread() is threading.main_thread()
     leaves = {} if state is None else {**state.params, **state.buffers}
     before = {name: leaf._version for name, leaf in leaves.items()}
-    states = generator_states() if round == 0 else None
+    states = generator_states() if watched else None
     yield
     for name, leaf in leaves.items():
         if leaf._version != before[name]:
             raise UserError(f"{where} changes {name} in place, but it is still in use: return a new tensor.")
-    if round == 0 and generator_states() != states:
+    if watched and generator_states() != states:
         raise UserError(
             f"{where} draws from torch's, numpy's or Python's own generator, so no run could be repeated: draw from"
             " manyheads.randomness.generator(ctx.seed, 'a name', worker=..., round=...)."
