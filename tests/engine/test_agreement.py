@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyheads.algorithms.fedrod import two_losses
 from manyheads.engine.choose import make_engine
-from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps
+from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps, cross_entropy
 from manyheads.errors import UserError
 from manyheads.tree import group
 
@@ -130,6 +130,22 @@ def test_fedrods_two_losses_agree(small, phase, net):
     expected, *others = fits(p, asked, kinds)
     for fit in others:
         assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("used", ["head", "generic"])
+@pytest.mark.parametrize("net", ["mlp", "dnn", "cnn"])
+def test_a_head_that_the_objective_leaves_out_decays_and_is_pulled_and_masked(small, phase, net, used):
+    kinds, p = small(net, generic=True)
+
+    def of_one_head(outputs: dict[str, Tensor], y: Tensor, constants: dict[str, Tensor]) -> Tensor:
+        return cross_entropy(outputs[used], y)
+
+    for change in ("joint", "momentum-decay-clip", "proximal-momentum", "mask"):
+        asked = phase(**CHANGES[change](p), update=HEAD | BODY | {"generic"}, objective=of_one_head)
+        expected, *others = fits(p, asked, kinds)
+        assert not any(torch.equal(expected.params[name], leaf) for name, leaf in p.params.items())
+        for fit in others:
+            assert_agree(fit, expected, TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("net", ["mlp", "batchnorm"])

@@ -96,16 +96,13 @@ class Chain:
             outputs[name], tapes[name] = _forward(rules, features, keys)
         return outputs, tapes
 
-    def backward(self, tapes: dict[str, Tape], gradients: Mapping[str, Tensor | None]) -> list[Contribution]:
+    def backward(self, tapes: dict[str, Tape], gradients: Mapping[str, Tensor]) -> list[Contribution]:
         """The weight gradient of each layer that moves, from the outputs' gradients."""
         contributions: list[Contribution] = []
         into_features: Tensor | None = None
         for name, rules in self.heads.items():
-            gradient = gradients[name]
-            if gradient is None:
-                continue
             deeper = self.body_moves and name not in self.detached
-            back = _backward(rules, tapes[name], gradient, name in self.phase.update, deeper, contributions)
+            back = _backward(rules, tapes[name], gradients[name], name in self.phase.update, deeper, contributions)
             if back is not None:
                 into_features = back if into_features is None else into_features + back
         if into_features is not None:
@@ -152,7 +149,9 @@ class ChainKernel:
         constants = leading(self.phase.constants, len(batch.x))
         sums = summed_losses(self.phase.objective, outputs, batch.y, constants, batch.weight)
         # The sum of the workers' mean losses: its gradient in a worker's outputs is that worker's alone.
-        gradients = torch.autograd.grad((sums / batch.count).sum(), list(outputs.values()), allow_unused=True)
+        # Zeros for a head that the objective leaves out: it decays, is pulled and is masked nevertheless.
+        mean, heads = (sums / batch.count).sum(), list(outputs.values())
+        gradients = torch.autograd.grad(mean, heads, allow_unused=True, materialize_grads=True)
         self._descend(self.chain.backward(tapes, dict(zip(outputs, gradients, strict=True))))
         return sums.detach()
 
