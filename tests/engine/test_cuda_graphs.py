@@ -347,7 +347,9 @@ def test_scores(net: str, device: str) -> None:
     sides = Sides(make_model(net, torch.float64), device, precision="float64")
     weighted = make_shards((0, 600, 3, 1, 256, 20), torch.float64, device)
     weight = torch.rand(weighted.offsets[-1], device=device, dtype=torch.float64)
-    for shards in (sides.work.train, replace(weighted, weight=weight), sides.work.train):
+    # Turned images lie in the same memory and have the same shape.
+    turned = replace(sides.work.train, x=sides.work.train.x.mT)
+    for shards in (turned, sides.work.train, replace(weighted, weight=weight), turned, sides.work.train):
         expected = sides.loop.evaluate(sides.params, sides.buffers, shards)
         result = sides.ours.evaluate(sides.params, sides.buffers, shards)
         for kind in ("metric", "loss", "count"):

@@ -86,7 +86,7 @@ class CudaGraphsEngine:
         self._extractions: dict[Hashable, Extraction] = {}
         self._scorings: dict[int, Scoring] = {}
         self._depths: dict[str, int] = {}
-        self._pools: dict[tuple[int, torch.Size, bool], tuple[Tensor, Pool]] = {}
+        self._pools: dict[Hashable, tuple[Tensor, Pool]] = {}
 
     def place(self, leaves: Params) -> Params:
         if self.rows_on_host:
@@ -267,7 +267,8 @@ class CudaGraphsEngine:
 
     def _pool(self, x: Tensor, *, images: bool) -> Pool:
         """The pool of some samples, which are kept so that no other tensor can get their address."""
-        key = (x.data_ptr(), x.shape, images)
+        # With the strides: images turned by transpose() have the address, and may have the shape, of those they turn.
+        key = (x.data_ptr(), x.shape, x.stride(), x.dtype, images)
         if key not in self._pools:
             self._pools[key] = (x, Pool(x, channels_last=images))
         return self._pools[key][1]
