@@ -32,6 +32,8 @@ from manyheads.models.split import Split, hold_still, statistics
 from manyheads.models.splitting import split
 from manyheads.tree import Buffers, Params, group
 
+from .recorder import Recording
+
 CLASSES, BATCH = 3, 4
 SIZES = (9, 4, 17, 1, 0, 6)
 HEAD, BODY, WHOLE = frozenset({"head"}), frozenset({"representation"}), frozenset({"head", "representation"})
@@ -294,6 +296,38 @@ def test_objectives_may_be_objects_that_do_not_hash_and_functions_that_call_them
     for objective in (Weighted(2.0), repeated):
         sides.check(replace(phase_of(WHOLE), objective=objective))
     assert len(sides.ours._trainers) == 2, "each is recorded once for all rounds"
+
+
+class Softened(nn.Module):
+    """A loss that holds a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.ones(CLASSES, dtype=torch.float64)
+
+    def forward(self, output: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(output * self.scale, y)
+
+
+@pytest.mark.parametrize("net", ["chain", "other", "normalised"])
+def test_what_an_objective_holds_may_change_between_rounds(net: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it stays the same object: what was recorded with other numbers is not replayed."""
+    monkeypatch.setattr(Lane, "record", lambda lane, step: Recording(step).replay)
+    sides = Sides(make_model(net, torch.float64), "cpu", precision="float64")
+    factors, weighted, loss = [1.0], Weighted(1.0), Softened()
+
+    def listed(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:
+        return factors[0] * cross_entropy(outputs["head"], y)
+
+    for number in (1.0, 2.0, 0.5):
+        factors[0], weighted.factor, loss.scale = number, number, number * loss.scale
+        for objective in (listed, weighted, weighted.__call__, single_head(loss)):
+            sides.check(replace(phase_of(WHOLE), objective=objective), rounds=1)
+            expected, result = (
+                one.gradient(sides.params, sides.buffers, replace(phase_of(WHOLE), objective=objective), 0)
+                for one in (sides.loop, sides.ours)
+            )
+            close(result, expected, 1e-12)
 
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from types import FunctionType
+from types import FunctionType, MethodType, ModuleType
 
 from manyheads.engine.cuda_graphs.descent import UpdateRule
 from manyheads.engine.phase import Phase
+
+_PLAIN = (bool, int, float, str, bytes, type(None), frozenset)
 
 
 def bare(phase: Phase) -> Phase:
@@ -41,8 +43,10 @@ def meaning(function: Callable, inside_of: frozenset[int] = frozenset()) -> Hash
     """
     if id(function) in inside_of:
         return None
+    if isinstance(function, MethodType):
+        return (function.__func__, _identity(function.__self__))
     if not isinstance(function, FunctionType):
-        return function if _hashes(function) else id(function)
+        return function if _equal_by_value(function) else _identity(function)
     cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
     things = [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named.values()]
     within = inside_of | {id(function)}
@@ -50,15 +54,41 @@ def meaning(function: Callable, inside_of: frozenset[int] = frozenset()) -> Hash
     return (function.__code__, inside)
 
 
-def _hashes(thing: object) -> bool:
+def _equal_by_value(thing: object) -> bool:
+    """Whether a thing can be hashed by what it holds, which then does not change."""
     try:
         hash(thing)
     except TypeError:
         return False
-    return True
+    return type(thing).__hash__ is not object.__hash__
+
+
+class _Same:
+    """Equal to itself only; it keeps the thing, so that no other thing can get its id."""
+
+    def __init__(self, thing: object) -> None:
+        self.thing = thing
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.thing is other.thing
+
+    def __hash__(self) -> int:
+        return id(self.thing)
 
 
 def _identity(thing: object) -> Hashable:
-    """The thing itself for plain values, which are interchangeable if equal; for anything else its id."""
-    # Recordings keep the function, and with it the thing, so that no other thing can get its id.
-    return thing if isinstance(thing, (bool, int, float, str, bytes, type(None), frozenset)) else id(thing)
+    """The thing itself for plain values, which are interchangeable if equal.
+
+    Anything else is only what it is, and that only while it holds what it holds now: it may change between rounds.
+    """
+    if isinstance(thing, _PLAIN):
+        return thing
+    return (_Same(thing), tuple(part if isinstance(part, _PLAIN) else _Same(part) for part in _parts(thing)))
+
+
+def _parts(thing: object) -> list[object]:
+    if isinstance(thing, (list, tuple)):
+        return list(thing)
+    # A module of Python's gets new names whenever something is imported.
+    held = thing if isinstance(thing, dict) else {} if isinstance(thing, ModuleType) else getattr(thing, "__dict__", {})
+    return [part for pair in held.items() for part in pair]
