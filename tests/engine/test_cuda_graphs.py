@@ -556,6 +556,18 @@ def test_a_net_that_cannot_be_stacked_runs_in_slots(device: str) -> None:
     assert note.startswith("this net cannot be stacked (") and note.endswith("): it runs in slots.")
 
 
+def test_an_objective_that_fails_is_no_reason_not_to_stack_a_net() -> None:
+    sides = Sides(make_model("other", torch.float64), "cpu", precision="float64")
+
+    def misshapen(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:
+        return outputs["head"] @ outputs["head"]
+
+    with pytest.raises(RuntimeError, match="shape"):
+        sides.ours.fit(sides.params, sides.buffers, replace(PHASES["whole"], objective=misshapen), 0)
+    sides.check(PHASES["whole"])
+    assert sides.ours.vmaps and not sides.ours.notes
+
+
 def test_recordings_are_made_once() -> None:
     """Rates fall, rounds and streams change, the objective is made anew: the recordings stay."""
     sides = Sides(make_model("convolutional", torch.float64), "cpu", precision="float64")

@@ -165,8 +165,14 @@ class CudaGraphsEngine:
             if is_chain(model, images=True) or not self._stacks(model):
                 raise
             self.vmaps = False
+            try:
+                sums = self._train(task)
+            except Exception:
+                # It was not the stacking that failed: perhaps this phase's objective.
+                self.vmaps = True
+                raise
             self.notes.append(f"this net cannot be stacked ({str(error).partition('. ')[0][:200]}): it runs in slots.")
-            return self._train(task)
+            return sums
 
     def _stacks(self, model: Split) -> bool:
         return stackable(model, images=self.stack_images) and (is_chain(model, images=True) or self.vmaps)
