@@ -19,6 +19,7 @@ from manyheads.engine.batches import Source
 from manyheads.engine.chain import is_chain
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
 from manyheads.engine.cuda_graphs.descent import UpdateRule
+from manyheads.engine.cuda_graphs.engine import _KEPT
 from manyheads.engine.cuda_graphs.fused import PlainUpdate
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.rows import Extras, FlatRows, Kind
@@ -328,6 +329,14 @@ def test_what_an_objective_holds_may_change_between_rounds(net: str, monkeypatch
                 for one in (sides.loop, sides.ours)
             )
             close(result, expected, 1e-12)
+
+
+def test_recordings_for_numbers_that_change_in_every_round_do_not_pile_up() -> None:
+    sides = Sides(make_model("chain", torch.float64), "cpu", precision="float64")
+    for factor in range(1, 40):
+        phase = replace(phase_of(WHOLE, amount=Steps(1)), objective=Weighted(factor))
+        close(*(one.fit(sides.params, {}, phase, 0).params for one in (sides.ours, sides.loop)), 1e-9)
+    assert len(sides.ours._trainers) == _KEPT
 
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyheads.data.shards import Shards
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
-from manyheads.engine.cuda_graphs.engine import _KEPT_SCORINGS
+from manyheads.engine.cuda_graphs.engine import _KEPT
 from manyheads.engine.cuda_graphs.lane import Lane, Replay
 from manyheads.engine.phase import SGD, Phase, Steps, cross_entropy
 from manyheads.tree import Params
@@ -161,9 +161,9 @@ def test_what_is_recorded_for_shards_goes_with_them(problem, recordings):
     gc.collect()
     gc.disable()
     try:
-        for _ in range(_KEPT_SCORINGS + 1):
+        for _ in range(_KEPT + 1):
             ours.evaluate(p.params, p.buffers, weighted(p.work.train))
-        assert len(recordings) == _KEPT_SCORINGS * number > 0
+        assert len(recordings) == _KEPT * number > 0
     finally:
         gc.enable()
 

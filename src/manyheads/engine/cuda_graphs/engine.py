@@ -36,7 +36,8 @@ from manyheads.models.dropout import dropouts
 from manyheads.models.split import Split, cacheable_prefix, cut, twin
 from manyheads.tree import Buffers, Params, group
 
-_KEPT_SCORINGS = 8
+_KEPT = 16
+"""Recordings of each sort that are kept: an objective that holds other numbers in every round needs new ones."""
 Made = TypeVar("Made")
 Key = TypeVar("Key", bound=Hashable)
 
@@ -253,9 +254,7 @@ class CudaGraphsEngine:
         return extraction.run(task.params, task.buffers, task.plan.rows)
 
     def _scoring(self, shards: Shards) -> Scoring:
-        """The recordings that score every worker on some shards; those of the last few shards are kept."""
-        if id(shards) not in self._scorings and len(self._scorings) >= _KEPT_SCORINGS:
-            del self._scorings[next(iter(self._scorings))]
+        """The recordings that score every worker on some shards."""
 
         def make() -> Scoring:
             model, pool = twin(self.work.model).eval(), self._pool(shards.x, images=self.images)
@@ -303,11 +302,14 @@ class CudaGraphsEngine:
 
 
 def _recorded(made: dict[Key, Made], key: Key, make: Callable[[], Made], record: Callable[[Made], None]) -> Made:
-    """What ``make`` gives for a key, with everything recorded that is needed now; kept once recording has succeeded."""
+    """What ``make`` gives for a key, with everything recorded that is needed now; the last few are kept."""
     try:
         wanted = made[key] if key in made else make()
         record(wanted)
     except torch.OutOfMemoryError:
         raise UserError("the GPU's memory ran out while recording: lower --workers or --batch-size.") from None
+    made.pop(key, None)
     made[key] = wanted
+    if len(made) > _KEPT:
+        del made[next(iter(made))]
     return wanted

@@ -91,4 +91,5 @@ def _parts(thing: object) -> list[object]:
         return list(thing)
     # A module of Python's gets new names whenever something is imported.
     held = thing if isinstance(thing, dict) else {} if isinstance(thing, ModuleType) else getattr(thing, "__dict__", {})
-    return [part for pair in held.items() for part in pair]
+    # Attributes that begin with _ are the thing's own business, as everywhere: a counter is no other objective.
+    return [part for name, value in held.items() if not str(name).startswith("_") for part in (name, value)]
