@@ -148,6 +148,23 @@ def test_a_head_that_the_objective_leaves_out_decays_and_is_pulled_and_masked(sm
             assert_agree(fit, expected, TOLERANCE[torch.float64])
 
 
+@pytest.mark.parametrize("net", ["mlp", "cnn", "batchnorm"])
+def test_rows_may_lie_in_memory_in_any_order(small, phase, net):
+    kinds, p = small(net)
+    params, buffers = (
+        {name: leaf.transpose(0, -1).contiguous().transpose(0, -1) for name, leaf in tree.items()}
+        for tree in (p.params, p.buffers)
+    )
+    turned = replace(p, params=params, buffers=buffers)
+    for change in ("momentum-decay-clip", "head", "body"):
+        asked = phase(**CHANGES[change](p))
+        expected, *_ = fits(p, asked, kinds)
+        for fit in fits(turned, asked, kinds):
+            assert_agree(fit, expected, TOLERANCE[torch.float64])
+        before, after = (p.engine("loop").gradient(q.params, q.buffers, asked, 0) for q in (p, turned))
+        torch.testing.assert_close(after, before, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("net", ["mlp", "batchnorm"])
 def test_some_workers_only(small, phase, net):
     kinds, p = small(net)

@@ -61,13 +61,16 @@ def dropout_keys(layers: Mapping[str, Dropout], base: Tensor, step: int | Tensor
 
 
 def point_at(model: nn.Module, params: Params, buffers: Buffers, row: int) -> None:
-    """Make the module's tensors views of one worker's row: changing them in place changes the row."""
+    """Make the module's tensors views of one worker's row: changing them in place changes the row.
+
+    A row whose numbers lie apart is copied: torch's BatchNorm on a CPU computes wrong gradients with such weights.
+    """
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.data = params[name][row]
+            parameter.data = params[name][row].contiguous()
         for name, buffer in model.named_buffers():
             if name in buffers:
-                buffer.data = buffers[name][row]
+                buffer.data = buffers[name][row].contiguous()
 
 
 def _per_sample(constants: Params, batch_size: int) -> Params:
