@@ -11,7 +11,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Shards:
-    """The samples of W workers. Worker w owns the entries ``offsets[w]:offsets[w + 1]`` of ``index`` and ``y``."""
+    """The samples of W workers. Worker w owns the entries ``offsets[w]:offsets[w + 1]`` of ``index`` and ``y``.
+
+    Its tensors must not change: engines keep copies of them. Other samples are other shards, in new tensors.
+    """
 
     x: Tensor
     """The pool [samples, ...], shared and never copied."""
