@@ -333,10 +333,40 @@ def test_what_an_objective_holds_may_change_between_rounds(net: str, monkeypatch
 
 def test_recordings_for_numbers_that_change_in_every_round_do_not_pile_up() -> None:
     sides = Sides(make_model("chain", torch.float64), "cpu", precision="float64")
+    steady = phase_of(WHOLE, amount=Steps(1))
+    sides.ours.fit(sides.params, {}, steady, 0)
+    (kept,) = sides.ours._trainers.values()
     for factor in range(1, 40):
-        phase = replace(phase_of(WHOLE, amount=Steps(1)), objective=Weighted(factor))
+        phase = replace(steady, objective=Weighted(factor))
         close(*(one.fit(sides.params, {}, phase, 0).params for one in (sides.ours, sides.loop)), 1e-9)
+        sides.ours.fit(sides.params, {}, steady, 0)
     assert len(sides.ours._trainers) == _KEPT
+    assert any(trainer is kept for trainer in sides.ours._trainers.values()), "what is used in every round stays"
+
+
+def test_a_counter_of_an_objective_is_no_reason_to_record_anew() -> None:
+    sides = Sides(make_model("chain", torch.float64), "cpu", precision="float64")
+    objective = Weighted(2.0)
+    for count in range(3):
+        objective._count = count
+        sides.ours.fit(sides.params, {}, replace(phase_of(WHOLE), objective=objective), 0)
+    assert len(sides.ours._trainers) == 1
+
+
+def test_when_compiling_fails_what_was_compiled_before_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.engine.cuda_graphs.engine.keeps_dropout", lambda device: True)
+    sides = Sides(make_model("chain", torch.float64), "cpu", precision="float64")
+    sides.ours.fit(sides.params, {}, phase_of(WHOLE), 0)
+    sides.ours.compile = True
+    tries = iter([RuntimeError("no compiler"), None])
+
+    def make() -> dict:
+        if error := next(tries):
+            raise error
+        return dict(sides.ours._trainers)
+
+    assert sides.ours._compiled_if_possible(make) == {}
+    assert not sides.ours.compile and "torch.compile failed (RuntimeError: no compiler)" in sides.ours.notes[-1]
 
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:
