@@ -193,11 +193,13 @@ def by_halving(scores: Tensor, count: int) -> Tensor:
 
 
 def by_selection(scores: Tensor, count: int) -> Tensor:
-    """All rows at once; not by kthvalue, which leaves each row to a single block of the GPU."""
+    """All rows at once; not by kthvalue or a cumsum of each row, which leave a row to a single block of the GPU."""
     least = scores.topk(count, sorted=False).values.amin(1, keepdim=True)
     above, equal = scores > least, scores == least
     room = count - above.sum(1, keepdim=True)
-    return above | (equal & (equal.cumsum(1) <= room))
+    so_far = equal.flatten().cumsum(0).view_as(equal)
+    in_rows_before = so_far[:, -1:] - equal.sum(1, keepdim=True)
+    return above | (equal & (so_far <= in_rows_before + room))
 
 
 def random_scores(leaf: Tensor, seed: int, ids: tuple[int, ...], *, round: int, stream: str) -> Tensor:
