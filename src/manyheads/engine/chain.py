@@ -19,7 +19,7 @@ from manyheads.engine.phase import Phase
 from manyheads.engine.rules import Contribution, Keys, PoolingRule, Rule, Saved, TurnRule, add_products_, rule_for
 from manyheads.engine.sgd import Descent, clip_factors, one_by_one
 from manyheads.models.dropout import dropouts
-from manyheads.models.layers import children
+from manyheads.models.layers import children, has_hooks
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, leading, select
 
@@ -59,7 +59,7 @@ def _rules(module: nn.Module, name: str, params: Params) -> list[Rule] | None:
 
 
 def _layers(module: nn.Module, name: str, params: Params) -> list[Rule] | None:
-    if _has_hooks(module):
+    if has_hooks(module):
         return None
     if type(module) is nn.Sequential:
         parts = [_layers(child, f"{name}.{child_name}", params) for child_name, child in children(module).items()]
@@ -68,11 +68,6 @@ def _layers(module: nn.Module, name: str, params: Params) -> list[Rule] | None:
         return []
     rule = rule_for(name, module, params)
     return None if rule is None else [rule]
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    """Whether calling the module also runs code of the user's."""
-    return any((module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks))
 
 
 class Chain:

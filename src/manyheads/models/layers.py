@@ -52,3 +52,8 @@ def children(module: nn.Module) -> dict[str, nn.Module]:
 def owns_parameters(module: nn.Module) -> bool:
     """Whether there is a parameter in it, or in anything inside it."""
     return next(module.parameters(), None) is not None
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether calling the module also runs code of the user's."""
+    return any((module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks))

@@ -9,6 +9,7 @@ and dropout than the tables: the nets named ``*-code``, with dropout in the tabl
 from collections import OrderedDict
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import Protocol
 
@@ -30,7 +31,7 @@ def mlp(input_shape: Shape, num_outputs: int, *, hidden: Sequence[int] = (64, 32
     """Linear layers with ReLU between them, for samples of any shape."""
     sizes = [prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(sizes, hidden, strict=False):
+    for before, after in pairwise(sizes):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return _named([*layers, nn.Linear(sizes[-1], num_outputs)])
 
@@ -46,7 +47,7 @@ def dnn(input_shape: Shape, num_outputs: int, *, hidden: tuple[int, int, int, in
     """The paper's net for HARBox: five linear layers, dropout after the first three."""
     sizes = [prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(sizes, hidden[:3], strict=False):
+    for before, after in pairwise(sizes[:4]):
         layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(0.05)]
     return _named([*layers, nn.Linear(hidden[2], hidden[3]), nn.ReLU(), nn.Linear(hidden[3], num_outputs)])
 

@@ -11,6 +11,7 @@ from manyheads.models.dropout import Dropout
 from manyheads.models.layers import children, owns_parameters, put, replace_layers, unshare_layers
 from manyheads.models.norm import own_batchnorm
 from manyheads.models.split import Split
+from manyheads.models.straight import straightened
 from manyheads.models.trials import alike, attempt, watched
 from manyheads.randomness import torch_seed
 
@@ -24,7 +25,7 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
     BatchNorm are replaced by ours. ``known``: it has been tried before, and only layers without a shape are run.
     """
     with torch.no_grad():
-        if any(isinstance(p, nn.UninitializedParameter) for p in module.parameters()):
+        if any(map(nn.parameter.is_lazy, (*module.parameters(), *module.buffers()))):
             # Lazy layers cannot be copied before they have their shapes.
             training = module.training
             attempt(module.eval(), example)
@@ -53,7 +54,7 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
             )
     if {id(p) for p in net.representation.parameters()} & {id(p) for p in top.parameters()}:
         raise UserError(f"head '{head}' shares parameters with the rest of the model: choose one that shares none.")
-    return net.train() if known else watched(net.train(), example)
+    return net.train() if known else straightened(watched(net.train(), example), example)
 
 
 def _ends_with(whole: nn.Module, head: str, example: Tensor) -> bool:
