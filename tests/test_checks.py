@@ -89,3 +89,9 @@ def test_numbers_and_paths_become_what_is_wanted() -> None:
 
 def test_only_fields_are_looked_at() -> None:
     assert "family" not in field_kinds(Owner) and field_kinds(Owner)["word"].words == ("a", "b")
+
+
+def test_a_folder_may_begin_in_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves the ~ of --out=~/runs alone."""
+    monkeypatch.setenv("HOME", "/home/anna")
+    assert Owner(folder="~/runs").folder == Path("/home/anna/runs")

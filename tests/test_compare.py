@@ -1,17 +1,19 @@
 """A comparison: what its runs share, what is run once, and what it is called."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from manyheads.algorithms import REGISTRY
+from manyheads.algorithms import DPSGD, REGISTRY
 from manyheads.compare import distinct, labels, plan
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
+from manyheads.tune import tunings
 
 ONE = Runtime(device="cpu", threads=1)
 
@@ -84,3 +86,15 @@ def test_folders_that_are_something_else(tmp_path: Path) -> None:
     (tmp_path / "experiment.json").touch()
     with pytest.raises(UserError, match="holds a single run"):
         plan([], tmp_path)
+
+
+def test_an_option_of_ones_own_algorithm_may_be_a_list(lab: SimpleNamespace) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Scheduled(DPSGD):
+        name: ClassVar[str] = "scheduled"
+        rates: list[float] = field(default_factory=list)
+
+    asked = [lab.tiny(Scheduled(rates=rates), seed=seed) for rates in ([0.1], [0.2]) for seed in (1, 2)]
+    assert len(distinct(asked, ONE)) == 4
+    with pytest.raises(UserError, match="several are given"):
+        tunings([replace(one, lr=lr, validation=0.3) for one in asked for lr in (0.1, 0.2)], (0.5, 1.0), Path("tuning"))

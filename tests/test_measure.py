@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyheads.algorithms import DePRL, Ditto, FedAvg, Local, State
+from manyheads.algorithms import DPSGD, DePRL, Ditto, FedAvg, Local, State
 from manyheads.algorithms.base import Algorithm
 from manyheads.algorithms.phases import train_whole
 from manyheads.data import Dataset
@@ -187,3 +187,16 @@ def test_workers_that_take_no_part_do_not_count_in_the_loss(lab):
     taken = log["body"].loss[~log["body"].loss.isnan()]
     assert len(taken) == 2
     assert record.loss == pytest.approx(float(taken.mean()))
+
+
+def test_a_loss_of_minus_infinity_ends_the_run(lab):
+    @dataclass(frozen=True, kw_only=True)
+    class Overflowing(DPSGD):
+        name: ClassVar[str] = "overflowing"
+
+        def local(self, state, round, ctx):
+            state, log = super().local(state, round, ctx)
+            return state, {name: replace(work, loss=work.loss - float("inf")) for name, work in log.items()}
+
+    with pytest.raises(UserError, match="is not a number in round 1"):
+        list(train(lab.tiny(Overflowing(), rounds=1), lab.cpu))

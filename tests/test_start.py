@@ -36,7 +36,7 @@ def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
     traffic.on_wire = 5
     saver.keep(1, state, 2.5, 1.5, None)
     again, other = opened()
-    start = take_up(again, other)
+    start = take_up(again, other, state)
     assert (start.round, start.seconds, start.simulated_seconds) == (1, 2.5, 1.5)
     assert all(torch.equal(leaf, start.state.params[name]) for name, leaf in state.params.items())
     counted = again.ctx.network.traffic
@@ -47,8 +47,8 @@ def test_the_rows_that_a_run_goes_on_from_are_let_go(lab, tmp_path: Path, monkey
     runtime, taken = replace(lab.cpu, out=tmp_path / "run"), []
     list(train(lab.tiny(DPSGD(), rounds=1), runtime))
 
-    def watched(session, snapshot):
-        state = restore(session, snapshot)
+    def watched(session, snapshot, first):
+        state = restore(session, snapshot, first)
         taken.extend(weakref.ref(leaf) for leaf in state.params.values())
         return state
 
@@ -106,3 +106,42 @@ def test_a_state_need_not_hold_the_net_itself(lab, tmp_path: Path):
         Run.open(runtime.out, algorithm=Members(), data=long.data).state() for runtime in (straight, broken)
     )
     assert all(torch.equal(leaf, resumed.params[name]) for name, leaf in whole.params.items())
+
+
+class _Wide(torch.nn.Module):
+    """A net whose layer ``extra`` can be left out, and which can be made wider."""
+
+    def __init__(self, width: int = 5, *, extra: bool = True) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, width)
+        if extra:
+            self.extra = torch.nn.Linear(width, width)
+        self.head = torch.nn.Linear(width, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.extra(self.first(x)) if "extra" in self._modules else self.first(x)))
+
+
+def test_a_continuation_that_is_refused_leaves_a_finished_run_finished(lab, tmp_path: Path):
+    """The code of a factory may be the same and the net that it makes another."""
+    options: dict[str, object] = {}
+    kind = lab.tiny(DPSGD(), rounds=1, model=lambda: _Wide(**options), head="head")
+    runtime = replace(lab.cpu, out=tmp_path / "run")
+    list(train(kind, runtime))
+    for changed, differs in (({"width": 7}, "first.weight"), ({"extra": False}, "extra.weight")):
+        options.update(changed)
+        with pytest.raises(UserError, match=rf"another net \(representation\.{differs} differs\): put it back"):
+            list(train(replace(kind, rounds=3), runtime))
+        assert Run.open(tmp_path / "run").finished
+        options.clear()
+
+
+def test_a_mistake_of_an_algorithm_is_told_before_anything_is_written(lab, tmp_path: Path):
+    @dataclass(frozen=True, kw_only=True)
+    class Misspelt(DPSGD):
+        name: ClassVar[str] = "misspelt"
+        private: ClassVar[frozenset[str]] = frozenset({"haed"})
+
+    with pytest.raises(UserError, match="haed"):
+        list(train(lab.tiny(Misspelt(), rounds=1), replace(lab.cpu, out=tmp_path / "run")))
+    assert not (tmp_path / "run").exists()

@@ -10,7 +10,7 @@ import manyheads
 from manyheads.data import Dataset
 from manyheads.data.sites import ONE_KIND, is_per_worker, seen
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment, Runtime
+from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.models.split import Split, constants_of
 from manyheads.network.processes import Processes
 from manyheads.own_code import changed, hashes
@@ -51,7 +51,6 @@ def check_alike(
 
     Sites have data and folders of their own: only the kind of their samples is compared.
     """
-    options = experiment.describe()
     settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
     if in_sites:
         samples, cures = dataset.kind, {"samples": ONE_KIND}
@@ -59,11 +58,9 @@ def check_alike(
         settings.append("out")
         samples, cures = {"sha256": dataset.digest()}, {"data": _ONE_DATA, "samples": _ONE_DATA}
     own = {
-        **options,
-        **options["algorithm"],
+        **flat(experiment.describe()),
         **{name: str(getattr(runtime, name)) for name in settings},
         "samples": samples,
-        "algorithm": experiment.algorithm.name,
         "version": f"{manyheads.__version__} with torch {torch.__version__}",
     }
     for this, other, that, first in _beside_the_first(processes, own):

@@ -41,7 +41,7 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
             given = f"--rounds {before.rounds} and {complete.rounds}"
             raise UserError(f"{given}: give one number, as a run's records hold all rounds up to its last.")
         # What one seed passes, the others pass as well.
-        if (setting := replace(complete, seed=0)) not in checked:
+        if (setting := replace(complete, seed=0).run_id) not in checked:
             checked.add(setting)
             connect(complete)
             federation = deal(complete, dataset)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+from traceback import walk_tb
 
 _LONGEST_LINE = 2000
 _NOT_THE_USERS = {"manyheads", "torch", "triton", "numpy", "networkx", "safetensors", "rich", "matplotlib", "jinja2"}
@@ -45,18 +46,17 @@ def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
 
 def _places(error: Exception) -> tuple[str, str]:
     """Where an error came from: the last line in the user's files, and the layer of torch's; each may be empty."""
-    line, layer, at = "", "", error.__traceback__
-    while at is not None:
-        frame, module = at.tb_frame, str(at.tb_frame.f_globals.get("__name__"))
+    line, layer = "", ""
+    for frame, number in walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
         package = module.partition(".")[0]
         if package not in _NOT_THE_USERS and package not in sys.stdlib_module_names:
-            line = f" in {frame.f_code.co_filename}, line {at.tb_lineno}"
+            line = f" in {frame.f_code.co_filename}, line {number}"
         elif package == "manyheads":
             layer = ""
         elif module.startswith("torch.nn.modules.") and frame.f_code.co_name == "forward":
             failing = frame.f_locals["self"]
             layer = f" in {type(failing).__name__}({failing.extra_repr()})"
-        at = at.tb_next
     return line, layer
 
 

@@ -186,9 +186,14 @@ class Experiment:
         Of its objects as they were when it was first asked for: to hash a large net takes a while.
         """
         values = self.describe()
-        if not (self.algorithm.uses_rounds or self.schedule == "corollary"):
+        if not self.uses_rounds:
             del values["rounds"]
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def uses_rounds(self) -> bool:
+        """Whether its numbers depend on how many rounds there are, so that a run cannot be extended."""
+        return self.algorithm.uses_rounds or self.schedule == "corollary"
 
     @property
     def dtype(self) -> torch.dtype:

@@ -31,18 +31,15 @@ _LARGE_INPUT = 1e6
 
 def checked_loss(log: Log, entered: State, round: int, session: Session) -> float:
     """The mean loss of the last phase; a loss that is not finite ends the run. ``entered``: what was trained from."""
-    gather = session.ctx.network.gather
-    together = gather(torch.stack([work.loss for work in log.values()], dim=1)) if log else torch.empty(0, 0)
-    everywhere = dict(zip(log, together.T.contiguous(), strict=True))
+    if not log:
+        return float("nan")
+    together = session.ctx.network.gather(torch.stack([work.loss for work in log.values()], dim=1)).T.contiguous()
     # NaN means that the worker saw no sample. Losses that are not a number come as infinity.
+    seen = together.masked_fill(together.isnan(), 0.0).tolist()
     check_finite(
-        {f"phase '{phase}'": loss.nan_to_num(nan=0.0, posinf=torch.inf).tolist() for phase, loss in everywhere.items()},
-        log,
-        round,
-        session,
-        entered,
+        {f"phase '{phase}'": losses for phase, losses in zip(log, seen, strict=True)}, log, round, session, entered
     )
-    return float(list(everywhere.values())[-1].nanmean()) if everywhere else float("nan")
+    return float(together[-1].nanmean())
 
 
 def check_finite(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import nan
 
 from manyheads.algorithms.base import State
-from manyheads.algorithms.checking import check_first, mixed_state, starting_state, trained_state
+from manyheads.algorithms.checking import mixed_state, starting_state, trained_state
 from manyheads.compatibility import check_theory_state
 from manyheads.errors import user_code
 from manyheads.experiment import Experiment, Runtime
@@ -60,36 +60,35 @@ def run(session: Session, ended: Callable[[State], None] = lambda state: None) -
     ``ended`` is called with the state after the last round, unless the run in the directory was finished before.
     """
     experiment, sites, out = session.experiment, session.sites, session.runtime.out
-    if out is None:
-        if sites and sites.away:
-            raise sites.never_there(experiment.data)
-        start = Start(0, starting_state(experiment.algorithm, session.ctx))
-        return _guarded(_rounds(session, start, None, ended), 0, experiment.algorithm.name)
+    first = starting_state(experiment.algorithm, session.ctx)
+    check_theory_state(session.runtime, session.ctx, first)
     with ExitStack() as held:
-        directory = open_directory(session, session.folder(out), held)
-        if is_finished(session, directory):
-            return iter(())
-        saver = Saver(session, directory)
-        start = take_up(session, saver)
-        return _holding(
-            held.pop_all(), _guarded(_rounds(session, start, saver, ended), start.round, experiment.algorithm.name)
-        )
+        saver, start = None, Start(0, first)
+        if out is not None:
+            directory = open_directory(session, session.folder(out), held)
+            if is_finished(session, directory):
+                return iter(())
+            saver = Saver(session, directory)
+            start = take_up(session, saver, first)
+        elif sites and sites.away:
+            raise sites.never_there(experiment.data)
+        steps = _rounds(session, start, saver, ended)
+        return _guarded(held.pop_all(), steps, start.round, experiment.algorithm.name)
 
 
-def _holding(held: ExitStack, steps: Iterator[Step]) -> Iterator[Step]:
+def _guarded(held: ExitStack, steps: Iterator[Step], done: int, algorithm: str) -> Iterator[Step]:
+    """The steps after round ``done``. If the user's own code fails in one, such as a net on an odd sample, say so.
+
+    ``held``: what is given back when they end.
+    """
     with held:
-        yield from steps
-
-
-def _guarded(steps: Iterator[Step], done: int, algorithm: str) -> Iterator[Step]:
-    """The steps after round ``done``. If the user's own code fails in one, such as a net on an odd sample, say so."""
-    while True:
-        with user_code(f"in round {done + 1} of {algorithm} your code", surely=False):
-            step = next(steps, None)
-        if step is None:
-            return
-        done = step.round
-        yield step
+        while True:
+            with user_code(f"in round {done + 1} of {algorithm} your code", surely=False):
+                step = next(steps, None)
+            if step is None:
+                return
+            done = step.round
+            yield step
 
 
 def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable[[State], None]) -> Iterator[Step]:
@@ -97,8 +96,6 @@ def _rounds(session: Session, start: Start, saver: Saver | None, ended: Callable
     began = time.perf_counter() - start.seconds
     clock = Clock(_speed(session.experiment), ctx.network, start.simulated_seconds)
     first, state = start.round, start.state
-    check_first(algorithm, state, ctx)
-    check_theory_state(runtime, ctx, state)
     # ``start`` would keep the first rows in memory for the whole run.
     del start
     for round in range(first, ctx.rounds):

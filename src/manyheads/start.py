@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.algorithms.base import State
-from manyheads.algorithms.checking import starting_state
 from manyheads.checkpoint import Snapshot
 from manyheads.errors import UserError
 from manyheads.models.split import constants_of
@@ -70,18 +69,19 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
     return True
 
 
-def take_up(session: Session, saver: Saver) -> Start:
-    """Where the run goes on: at its newest good checkpoint, or at its beginning."""
+def take_up(session: Session, saver: Saver, first: State) -> Start:
+    """Where the run goes on: at its newest good checkpoint, or at its beginning, the state ``first``."""
     directory = saver.directory
     snapshot, notes = saver.load()
     session.notes.extend(notes)
-    state = restore(session, snapshot) if snapshot else starting_state(session.experiment.algorithm, session.ctx)
+    state = restore(session, snapshot, first) if snapshot else first
     if session.sharers.rank == 0:
         directory.keep_constants(constants_of(session.ctx.model), begun=snapshot is not None)
     round = snapshot.round if snapshot else 0
     if session.sites:
         round = _common_round(session, session.sites, directory.path, round)
     if session.sharers.rank == 0:
+        directory.set_rounds(session.experiment)
         directory.cut_back(round)
         if (directory.path / PARTITION).exists():
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
@@ -110,14 +110,12 @@ def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int
     return round
 
 
-def restore(session: Session, snapshot: Snapshot) -> State:
+def restore(session: Session, snapshot: Snapshot, first: State) -> State:
     """A checkpoint's state, placed where the session trains; the network continues counting from its traffic."""
     # Compared with the first state, not with the net: a state may hold copies of the net under other names only.
-    first = starting_state(session.experiment.algorithm, session.ctx)
     wanted, kept = (row_shapes({**each.params, **each.buffers}) for each in (first, snapshot))
     # A factory is identified by its name, so the net that it makes may have changed.
-    changed = [name for name, shape in wanted.items() if kept.get(name) != shape]
-    if changed := [*changed, *(name for name in session.ctx.model.constants if name in kept)]:
+    if changed := [name for name in wanted | kept if wanted.get(name) != kept.get(name)]:
         raise UserError(
             f"the run was begun with another net ({changed[0]} differs): put it back, or choose another --out."
         )

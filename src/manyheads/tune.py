@@ -165,7 +165,7 @@ def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder:
         if experiment.schedule != "decay":
             raise UserError(f"--tune changes rates that --schedule {experiment.schedule} does not use: leave one out.")
     found = {one.run_id: one for one in _with_one_seed(experiments)}
-    if len({replace(one, lr=None, head_lr=None) for one in found.values()}) < len(found):
+    if len({replace(one, lr=None, head_lr=None).run_id for one in found.values()}) < len(found):
         raise UserError("--tune tries multiples of the rates, but several are given: give one --lr and one --head-lr.")
     seeds = tuple(dict.fromkeys(experiment.seed for experiment in experiments))
     return [

@@ -264,6 +264,11 @@ def test_lazy_layers_are_made_on_the_example() -> None:
     assert isinstance(net.representation[1], BatchNorm)
 
 
+def test_a_lazy_layer_may_have_nothing_but_buffers() -> None:
+    net = split(nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(6, 5), nn.Linear(5, 3)), None, X)
+    assert net.get_buffer("representation.0.running_mean").shape == (6,)
+
+
 @pytest.mark.parametrize(
     ("module", "head", "train", "evaluate"),
     [

@@ -99,6 +99,18 @@ def starting_state(algorithm: Algorithm, ctx: Context) -> State:
                 f"{where} returns {name} {list(leaf.shape)}: give it a row for each of the {workers} workers here,"
                 f" [{workers}, ...]."
             )
+    # A misspelt private group would protect nothing, and models that are not the net's could not be used in the end.
+    ctx.known(algorithm.private, found, f"private group of {algorithm.name}")
+    where = f"{algorithm.name}: models"
+    with user_code(where, surely=False):
+        models = _state(algorithm.models(found, ctx), where)
+    given, wanted = (
+        {name: _form(leaf) for name, leaf in {**each.params, **each.buffers}.items()} for each in (models, ctx.initial)
+    )
+    for name in sorted({*given, *wanted}):
+        if given.get(name) != wanted.get(name):
+            what = f"not as the net has it, {wanted[name]}" if name in wanted else "that the net does not have"
+            raise UserError(f"{where} returns {name} {what}: return the net's own leaves, and no others.")
     return found
 
 
@@ -127,24 +139,6 @@ def mixed_state(algorithm: Algorithm, state: State, round: int, ctx: Context) ->
     with _repeatable(where, state, round):
         found = algorithm.mix(state, round, ctx)
     return _whole(found, where, state)
-
-
-def check_first(algorithm: Algorithm, state: State, ctx: Context) -> None:
-    """Check what the algorithm says about its states against the first one.
-
-    A misspelt private group would protect nothing, and models that are not the net's could not be used in the end.
-    """
-    ctx.known(algorithm.private, state, f"private group of {algorithm.name}")
-    models = _state(algorithm.models(state, ctx), f"{algorithm.name}: models")
-    given, wanted = (
-        {name: _form(leaf) for name, leaf in {**each.params, **each.buffers}.items()} for each in (models, ctx.initial)
-    )
-    for name in sorted({*given, *wanted}):
-        if given.get(name) != wanted.get(name):
-            what = f"not as the net has it, {wanted[name]}" if name in wanted else "that the net does not have"
-            raise UserError(
-                f"{algorithm.name}: models returns {name} {what}: return the net's own leaves, and no others."
-            )
 
 
 def _state(found: object, where: str) -> State:

@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> None:
 
 def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]]:
     """What is measured where a run stands, and Theorem 1 with it, as (label, value) lines."""
+    from manyheads.algorithms.checking import starting_state
     from manyheads.algorithms.phases import HEAD, REPRESENTATION
     from manyheads.metrics.estimate import gradient_noise, smoothness, variability
     from manyheads.metrics.theorem import theorem_constants
@@ -73,7 +74,7 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     from manyheads.topology import is_graph
 
     ctx, algorithm, parts = session.ctx, session.experiment.algorithm, (REPRESENTATION, HEAD)
-    point = at_mean(algorithm.models(restore(session, snapshot), ctx), ctx)
+    point = at_mean(algorithm.models(restore(session, snapshot, starting_state(algorithm, ctx)), ctx), ctx)
     curvature = [float(smoothness(point, part, ctx).max()) for part in parts]
     noise = [float(gradient_noise(point, part, ctx).mean()) for part in parts]
     varsigma = variability(point, ctx)

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shlex
+import shutil
 import tarfile
 import urllib.error
 import urllib.request
@@ -143,8 +144,7 @@ def unpack(archive: Path, folder: Path, names: Collection[str]) -> Path:
                     source = tar.extractfile(member)
                     assert source is not None, "a regular file has content"
                     with replacing(_in_folder(wanted.pop(member.name))) as target:
-                        while chunk := source.read(_CHUNK):
-                            target.write(chunk)
+                        shutil.copyfileobj(source, target)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise UserError(
             f"cannot unpack {archive} into {folder} ({error}): replace the archive or clear the folder."

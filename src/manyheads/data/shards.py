@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Shards:
     """The samples of W workers. Worker w owns the entries ``offsets[w]:offsets[w + 1]`` of ``index`` and ``y``.
 

@@ -113,7 +113,7 @@ class Processes:
 
     def gather_json(self, value: Any) -> list[Any]:
         """Every process's value, by rank, as it comes out of JSON: this process's own too."""
-        own = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         lengths = [int(length) for length in self.gather(torch.tensor(len(own)))]
         blocks = self.gather(torch.nn.functional.pad(own, (0, max(lengths) - len(own))))
         return [json.loads(block[:length].numpy().tobytes()) for block, length in zip(blocks, lengths, strict=True)]

@@ -61,7 +61,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
     # Only types; an Experiment checks the words and numbers themselves.
     EXPERIMENT: {
         **dict.fromkeys((spec.name for spec in fields(Recipe)), (str, *_NUMBER)),
-        **dict.fromkeys(("norm", "workers", "split", "relabel", "graph", "seed"), (str, *_NUMBER)),
+        **dict.fromkeys(("norm", "workers", "split", "relabel", "graph", "schedule", "seed"), (str, *_NUMBER)),
         "algorithm": dict,
         "data": (str, dict),
         "model": (str, dict),

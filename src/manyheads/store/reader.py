@@ -57,7 +57,7 @@ class Run:
 
         Give by name what its experiment.json can only describe: a module, arrays, an unregistered algorithm.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         if not (path / EXPERIMENT).exists():
             inside = sorted(found.parent.name for found in path.glob(f"*/{EXPERIMENT}"))
             more = f" and {len(inside) - _NAMED_RUNS} more" if len(inside) > _NAMED_RUNS else ""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -216,23 +216,25 @@ class RunDirectory:
 
     def _take_up(self, experiment: Experiment, content: str | None) -> None:
         """Write experiment.json, unless one is there: that one must be of the same run, on the same data."""
-        rounds = experiment.recipe.rounds
         for part in self.path.glob(".*.part"):
             part.unlink()
         path = self.path / EXPERIMENT
         if path.exists():
-            stored = self.check(experiment, content)
-            self._keep_code(experiment)
-            if finished_rounds(self.path) >= rounds or stored["rounds"] == rounds:
-                return
-            if (done := latest_round(self.path / CHECKPOINT)) > rounds:
+            self.check(experiment, content)
+            rounds, done = experiment.recipe.rounds, latest_round(self.path / CHECKPOINT)
+            if done > rounds > finished_rounds(self.path):
                 raise UserError(
                     f"{self.path} has reached round {done}, beyond --rounds {rounds}: give at least {done}, or"
                     " choose another --out."
                 )
-        write_atomically(path, experiment.to_json().encode())
+        else:
+            self.set_rounds(experiment)
         # After experiment.json, so that a process killed in between leaves a valid run directory.
         self._keep_code(experiment)
+
+    def set_rounds(self, experiment: Experiment) -> None:
+        """Write experiment.json with the rounds that are asked for now; called once nothing can be refused any more."""
+        write_atomically(self.path / EXPERIMENT, experiment.to_json().encode())
 
     def _keep_code(self, experiment: Experiment) -> None:
         """Write the hashes of the user's code, unless the run is finished or they are there already."""
@@ -244,7 +246,7 @@ class RunDirectory:
 def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
     """What keeps an experiment from continuing the stored one, an option each."""
     there, here = flat(stored), flat(experiment.describe())
-    if replace(experiment, rounds=here["rounds"] + 1).run_id == experiment.run_id:
+    if not experiment.uses_rounds:
         there["rounds"] = here["rounds"]
     names = [name for name in here | there if there.get(name) != here.get(name)]
     if "algorithm" in names:

@@ -36,12 +36,12 @@ class Graph:
     @property
     def random(self) -> bool:
         """Whether the links are drawn."""
-        return self.family in _RANDOM
+        return self.own is None and FAMILIES[self.family].draw is not None
 
     @property
     def directed(self) -> bool:
         """Whether a link carries one way only."""
-        return self.family in ("in-neighbours", "one-peer-exponential")
+        return self.own is None and FAMILIES[self.family].directed
 
     @property
     def weighted(self) -> bool:
@@ -51,9 +51,7 @@ class Graph:
     @property
     def balanced(self) -> bool:
         """Whether uniform weights are doubly stochastic on it: everyone hears, and is heard by, equally many."""
-        if self.own:
-            return self.own.balanced
-        return self.family not in ("random", "star", "in-neighbours")
+        return self.own.balanced if self.own else FAMILIES[self.family].balanced
 
 
 @dataclass(frozen=True)
@@ -75,12 +73,13 @@ def parse_graph(spec: str) -> Graph:
     family, colon, text = spec.partition(":")
     if family == "links":
         return Graph(family, own=parse_links(text))
-    if family in _FIXED:
+    if family not in FAMILIES:
+        raise unknown("graph", family, [*FAMILIES, "links"])
+    kind = FAMILIES[family]
+    if kind.draw is None:
         if colon:
             raise UserError(f"graph '{spec}': {family} takes no number; write '{family}'.")
         return Graph(family)
-    if family not in _RANDOM:
-        raise unknown("graph", family, [*_FIXED, *_RANDOM, "links"])
     probability = family == "random"
     try:
         number = float(text) if probability else int(text)
@@ -89,7 +88,7 @@ def parse_graph(spec: str) -> Graph:
     if 0 < number <= (1 if probability else math.inf):
         return Graph(family, number)
     wanted = "a probability above 0 and up to 1" if probability else "a whole number from 1 up"
-    raise UserError(f"graph '{spec}': {family} takes {wanted}, as in '{_EXAMPLES[family]}'.")
+    raise UserError(f"graph '{spec}': {family} takes {wanted}, as in '{kind.example}'.")
 
 
 def is_graph(spec: str) -> bool:
@@ -107,26 +106,23 @@ def fixed_links(graph: Graph, num_workers: int) -> list[Links]:
     if graph.own:
         graph.own.check(num_workers)
         return [_own_links(num_workers, *graph.own.arrays(round)) for round in range(len(graph.own.rounds))]
-    return [_links(num_workers, pairs, graph.directed) for pairs in _FIXED[graph.family](num_workers)]
+    period = FAMILIES[graph.family].period
+    assert period is not None
+    return [_links(num_workers, pairs, graph.directed) for pairs in period(num_workers)]
 
 
 def draw_links(graph: Graph, num_workers: int, seed: int, round: int = 0, *, connect: bool = True) -> Links:
     """Draw a random graph, again and again until it is connected unless ``connect`` is False."""
-    assert graph.number is not None
-    rng = generator(seed, "graph", round=round)
-    draw = _RANDOM[graph.family]
+    kind, rng = FAMILIES[graph.family], generator(seed, "graph", round=round)
+    assert graph.number is not None and kind.draw is not None
     # In round 0, before anything is trained, a hopeless spec is refused soon; a later round is tried for long.
     draws = 100 if round == 0 else 100_000
     for _ in range(draws):
-        links = _links(num_workers, draw(num_workers, graph.number, rng), graph.directed)
+        links = _links(num_workers, kind.draw(num_workers, graph.number, rng), graph.directed)
         if not connect or connected(num_workers, links.receiver, links.sender):
             return links
-    advice = {
-        "random": f"use random:{math.ceil(100 * (1 - num_workers ** (-1 / (num_workers - 1)))) / 100} or more",
-        "regular": "use regular:3 or ring",
-        "in-neighbours": f"use in-neighbours:{math.ceil(math.log(num_workers))} or more, or --redraw",
-    }[graph.family]
-    raise UserError(f"{graph} on {num_workers} workers gave no connected graph in {draws} draws: {advice}.")
+    advice = kind.denser(num_workers)
+    raise UserError(f"{graph} on {num_workers} workers gave no connected graph in {draws} draws: use {advice}.")
 
 
 def connected(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> bool:
@@ -255,25 +251,42 @@ def _in_neighbours(num_workers: int, number: float, rng: np.random.Generator) ->
     return np.repeat(np.arange(num_workers), count), sender
 
 
-_FIXED: dict[str, Callable[[int], list[Pairs]]] = {
-    "ring": lambda n: [_hops(n, [1])],
-    "full": lambda n: [_hops(n, list(range(1, n)))],
-    "torus": _torus,
-    "exponential": lambda n: [_hops(n, _powers(n))],
-    "star": _star,
-    "one-peer-exponential": lambda n: [_hops(n, [distance]) for distance in _powers(n) or [0]],
-}
-"""Number of workers -> the rounds of one period."""
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of graphs, either fixed or drawn: how to make one, and what holds for each."""
 
-_RANDOM: dict[str, Callable[[int, float, np.random.Generator], Pairs]] = {
-    "random": _random,
-    "regular": _regular,
-    "in-neighbours": _in_neighbours,
-}
-"""(number of workers, the spec's number, generator) -> one draw."""
+    period: Callable[[int], list[Pairs]] | None = None
+    """Number of workers -> the rounds of one period."""
+    draw: Callable[[int, float, np.random.Generator], Pairs] | None = None
+    """(number of workers, the spec's number, generator) -> one draw."""
+    directed: bool = False
+    balanced: bool = True
+    example: str = ""
+    denser: Callable[[int], str] = lambda num_workers: ""
+    """Number of workers -> what to use instead of a spec that gives no connected graph."""
 
-_EXAMPLES = {
-    "random": "random:0.25",
-    "regular": "regular:4",
-    "in-neighbours": "in-neighbours:10",
+
+FAMILIES: dict[str, Family] = {
+    "ring": Family(period=lambda n: [_hops(n, [1])]),
+    "full": Family(period=lambda n: [_hops(n, list(range(1, n)))]),
+    "torus": Family(period=_torus),
+    "exponential": Family(period=lambda n: [_hops(n, _powers(n))]),
+    "star": Family(period=_star, balanced=False),
+    "one-peer-exponential": Family(
+        period=lambda n: [_hops(n, [distance]) for distance in _powers(n) or [0]], directed=True
+    ),
+    "random": Family(
+        draw=_random,
+        balanced=False,
+        example="random:0.25",
+        denser=lambda n: f"random:{math.ceil(100 * (1 - n ** (-1 / (n - 1)))) / 100} or more",
+    ),
+    "regular": Family(draw=_regular, example="regular:4", denser=lambda n: "regular:3 or ring"),
+    "in-neighbours": Family(
+        draw=_in_neighbours,
+        directed=True,
+        balanced=False,
+        example="in-neighbours:10",
+        denser=lambda n: f"in-neighbours:{math.ceil(math.log(n))} or more, or --redraw",
+    ),
 }

@@ -94,7 +94,7 @@ def _links_by_round(
 
 def _why_row_stochastic(spec: Graph, weights: str, failing: bool) -> str | None:
     """What keeps P from being doubly stochastic; None when it is."""
-    if spec.family == "in-neighbours":
+    if spec.directed and not spec.balanced:
         return f"{spec} is directed"
     if spec.directed and failing:
         return f"the failing links of {spec} are directed"
