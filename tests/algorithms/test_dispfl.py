@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from manyheads.algorithms import DisPFL, dispfl
-from manyheads.algorithms.dispfl import by_selection, densities, largest
+from manyheads.algorithms import DisPFL, ranking
+from manyheads.algorithms.dispfl import densities
 from manyheads.engine.phase import Phase, Steps
 from manyheads.errors import UserError
-from manyheads.tree import flatten, select, strip_prefix
+from manyheads.tree import select, strip_prefix
 
 WHOLE = frozenset({"representation", "head"})
 
@@ -210,41 +210,11 @@ def test_masks_are_a_function_of_seed_and_worker(lab):
     assert not torch.equal(first.params[name], other.params[name])
 
 
-@hypothesis.given(
-    st.integers(1, 60), st.floats(0, 1), st.integers(1, 5), st.sampled_from(["f4", "f8", "i8"]), st.data()
-)
-def test_the_largest_scores_on_a_cpu_and_on_a_gpu_are_those_that_sorting_finds(size, share, values, kind, data):
-    """Few values, so that many are equal; -1 is what may not be chosen before all others are."""
-    numbers = st.sampled_from([-1, 0, *(np.linspace(1e-30, 7, values) if kind != "i8" else range(1, values + 1))])
-    scores = np.array([data.draw(st.lists(numbers, min_size=size, max_size=size)) for _ in range(2)], dtype=kind)
-    count = ceil(share * size)
-    expected = np.zeros(scores.shape, dtype=bool)
-    np.put_along_axis(expected, np.argsort(-scores, axis=1, kind="stable")[:, :count], True, axis=1)
-    for choose in (largest, by_selection) if count else (largest,):
-        assert choose(torch.from_numpy(scores), count).tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("regrow", ["gradient", "random"])
 def test_masks_do_not_depend_on_how_many_workers_are_ranked_together(lab, monkeypatch, regrow):
     kind = DisPFL(density=0.4, regrow=regrow, epochs=1)
     session = lab.opened(lab.tiny(kind, rounds=2, model="mlp:9"))
     together = lab.states(session)[-1]
-    monkeypatch.setitem(dispfl._AT_ONCE, "cpu", 1)
+    monkeypatch.setitem(ranking._AT_ONCE, "cpu", 1)
     for name, leaf in lab.states(session)[-1].params.items():
         assert torch.equal(leaf, together.params[name]), name
-
-
-def test_a_mask_is_filled_row_by_row_whatever_the_layout_of_its_leaf():
-    mask = dispfl._no_mask_yet(torch.zeros(2, 3, 4).transpose(1, 2))
-    flatten(mask)[0], flatten(mask)[1] = torch.arange(12), 7
-    assert mask[0].flatten().tolist() == list(range(12)) and (mask[1] == 7).all()
-
-
-def test_of_equal_scores_the_first_count():
-    """Devices break ties in their own ways; many gradients are exactly 0."""
-    scores = torch.zeros(2, 1000)
-    scores[:, 500:503] = 1.0
-    mask = largest(scores, 10)
-    assert mask[0].nonzero().flatten().tolist() == [*range(7), 500, 501, 502]
-    assert torch.equal(mask[0], mask[1])
-    assert largest(scores, 0).sum() == 0

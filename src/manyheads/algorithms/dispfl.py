@@ -17,25 +17,22 @@ the state is scored after mixing, like every other algorithm's (``order="mix-tra
 code does).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from math import ceil, cos, pi
 from typing import ClassVar, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, check_share, run_phases
 from manyheads.algorithms.phases import WHOLE
+from manyheads.algorithms.ranking import Scores, largest, mask_of, random_scores
 from manyheads.engine.phase import Phase, Steps
-from manyheads.randomness import hashed, key
 from manyheads.tree import Params, add_prefix, flatten, row_shapes, select, strip_prefix, with_rows
 
 NEXT, SHARED = "mask", "shared_mask"
-_MASK = (1 << 63) - 1
-_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 28}
-"""Scores that are ranked together: as many as stay in a core's cache, or as fill a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +69,8 @@ class DisPFL(Algorithm):
         kept = densities(row_shapes(weights), self.density, self.sparsity)
         masks = {}
         for layer, (name, leaf) in enumerate(weights.items()):
-            count = round(kept[name] * leaf[0].numel())
-            masks[name] = _no_mask_yet(leaf)
-            for rows in _ranked_together(leaf):
-                scores = random_scores(leaf[rows], ctx.seed, ctx.ids[rows], round=0, stream=f"mask/{layer}")
-                flatten(masks[name])[rows] = largest(scores, count)
+            scores = partial(random_scores, leaf, ctx.seed, ctx.ids, round=0, stream=f"mask/{layer}")
+            masks[name] = _drawn(leaf, scores, round(kept[name] * leaf[0].numel()))
         return State(
             {
                 **{name: leaf * masks[name] for name, leaf in weights.items()},
@@ -116,20 +110,35 @@ class DisPFL(Algorithm):
         evolved = dict(mask)
         for layer, (name, old) in enumerate(mask.items()):
             # All workers keep equally many weights of a layer.
-            total, kept = old[0].numel(), int(old[0].count_nonzero())
+            kept = int(old[0].count_nonzero())
             dropped = ceil(share * kept)
-            if kept == total or dropped == 0:
-                continue
-            evolved[name] = _no_mask_yet(old)
-            for rows in _ranked_together(old):
-                size = flatten(trained.params[name][rows]).abs()
-                stay = largest(size.masked_fill_(flatten(old[rows]) == 0, -1), kept - dropped)
+            if kept < old[0].numel() and dropped:
                 if self.regrow == "gradient":
-                    scores = flatten(gradients[name][rows]).abs()
+                    scores = partial(_sizes, gradients[name])
                 else:
-                    scores = random_scores(old[rows], ctx.seed, ctx.ids[rows], round=round + 1, stream=f"mask/{layer}")
-                flatten(evolved[name])[rows] = stay | largest(scores.masked_fill_(stay, -1), dropped)
+                    scores = partial(random_scores, old, ctx.seed, ctx.ids, round=round + 1, stream=f"mask/{layer}")
+                evolved[name] = _moved(old, partial(_sizes, trained.params[name]), scores, kept - dropped, dropped)
         return evolved
+
+
+def _drawn(leaf: Tensor, scores: Scores, count: int) -> Tensor:
+    """A mask with ``count`` weights of each worker."""
+    return mask_of(leaf, lambda rows: largest(scores(rows), count))
+
+
+def _moved(old: Tensor, sizes: Scores, scores: Scores, stays: int, regrown: int) -> Tensor:
+    """The mask with the largest of the kept weights, and with those of the others whose scores are largest."""
+
+    def choose(rows: slice) -> Tensor:
+        stay = largest(sizes(rows).masked_fill_(flatten(old[rows]) == 0, -1), stays)
+        return stay | largest(scores(rows).masked_fill_(stay, -1), regrown)
+
+    return mask_of(old, choose)
+
+
+def _sizes(leaf: Tensor, rows: slice) -> Tensor:
+    """Absolute values in some rows of a leaf [W, ...]: [rows, n]."""
+    return flatten(leaf[rows]).abs()
 
 
 def densities(shapes: dict[str, torch.Size], target: float, kind: Literal["erk", "uniform"]) -> dict[str, float]:
@@ -152,57 +161,3 @@ def densities(shapes: dict[str, torch.Size], target: float, kind: Literal["erk",
 
 def _total(size: dict[str, int], names: Iterable[str]) -> int:
     return sum(size[name] for name in names)
-
-
-def _no_mask_yet(leaf: Tensor) -> Tensor:
-    """Memory for the mask of a leaf [W, ...], contiguous, so that ``flatten`` gives a view that can be filled."""
-    return torch.empty(leaf.shape, dtype=torch.uint8, device=leaf.device)
-
-
-def _ranked_together(leaf: Tensor) -> Iterator[slice]:
-    """All rows of a leaf [W, ...], some at a time: the scores of all may fit neither into a cache nor into a GPU."""
-    at_once = max(1, _AT_ONCE[leaf.device.type] // max(1, leaf[0].numel()))
-    return (slice(start, start + at_once) for start in range(0, len(leaf), at_once))
-
-
-def largest(scores: Tensor, count: int) -> Tensor:
-    """Where each row's ``count`` largest scores are: [W, n] -> [W, n] bool. The only negative score is -1.
-
-    Of equal scores the first ones are taken, on every device: many gradients are exactly 0.
-    """
-    if count == 0:
-        return torch.zeros_like(scores, dtype=torch.bool)
-    return by_halving(scores, count) if scores.device.type == "cpu" else by_selection(scores, count)
-
-
-def by_halving(scores: Tensor, count: int) -> Tensor:
-    """Find each row's threshold by bisection: on a core, counting the scores above one is faster than sorting."""
-    # Read as integers, the bits of such scores have the same order, and bisection comes to an end.
-    keys = scores.view(torch.int32 if scores.dtype.itemsize == 4 else torch.int64).numpy()
-    chosen = np.empty(keys.shape, dtype=bool)
-    for row, out in zip(keys, chosen, strict=True):
-        low, high = int(row.min()), int(row.max()) + 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            above = np.count_nonzero(row >= middle)
-            low, high = (middle if above >= count else low), (middle if above <= count else high)
-        np.greater_equal(row, low, out=out)
-        if excess := np.count_nonzero(out) - count:
-            out[np.flatnonzero(row == low)[-excess:]] = False
-    return torch.from_numpy(chosen)
-
-
-def by_selection(scores: Tensor, count: int) -> Tensor:
-    """All rows at once; not by kthvalue or a cumsum of each row, which leave a row to a single block of the GPU."""
-    least = scores.topk(count, sorted=False).values.amin(1, keepdim=True)
-    above, equal = scores > least, scores == least
-    room = count - above.sum(1, keepdim=True)
-    so_far = equal.flatten().cumsum(0).view_as(equal)
-    in_rows_before = so_far[:, -1:] - equal.sum(1, keepdim=True)
-    return above | (equal & (so_far <= in_rows_before + room))
-
-
-def random_scores(leaf: Tensor, seed: int, ids: tuple[int, ...], *, round: int, stream: str) -> Tensor:
-    """A random order of each worker's weights in one layer: non-negative int64 [W, n], a function of the arguments."""
-    keys = torch.tensor([key(seed, stream, worker=worker, round=round) for worker in ids], device=leaf.device)
-    return hashed(keys, leaf[0].numel()) & _MASK
