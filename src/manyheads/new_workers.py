@@ -50,7 +50,7 @@ class NewWorkers:
         positive(self, "head_epochs")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Learned:
     """What a run leaves to new workers."""
 
@@ -71,14 +71,14 @@ class Learned:
         """What a run that is not on disk has learned, from its session and last state."""
         leaves = select({**state.params, **state.buffers}, REPRESENTATION)
         return Learned(
-            session.experiment,
-            name,
-            session.ctx.rounds,
-            {name: leaf.cpu() for name, leaf in leaves.items()},
-            {name: leaf.cpu() for name, leaf in constants_of(session.ctx.model).items()},
-            session.ctx.network.workers,
-            session.everyone.input_shape,
-            session.everyone.content,
+            experiment=session.experiment,
+            name=name,
+            rounds=session.ctx.rounds,
+            representations={name: leaf.cpu() for name, leaf in leaves.items()},
+            constants={name: leaf.cpu() for name, leaf in constants_of(session.ctx.model).items()},
+            held=session.ctx.network.workers,
+            input_shape=session.everyone.input_shape,
+            content=session.everyone.content,
         )
 
     @cached_property
@@ -107,14 +107,14 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
     state = run.state()
     learned = Learned(
-        run.experiment,
-        str(run.path),
-        state.round,
-        select({**state.params, **state.buffers}, REPRESENTATION),
-        run.constants(),
-        run.hosted(),
-        tuple(run.describe_model()["input_shape"]),
-        saved_content(run.path / PARTITION),
+        experiment=run.experiment,
+        name=str(run.path),
+        rounds=state.round,
+        representations=select({**state.params, **state.buffers}, REPRESENTATION),
+        constants=run.constants(),
+        held=run.hosted(),
+        input_shape=tuple(run.describe_model()["input_shape"]),
+        content=saved_content(run.path / PARTITION),
     )
     return teach(learned, new, runtime)
 

@@ -4,6 +4,7 @@ import os
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ from manyheads.topology import Mixing
 from manyheads.topology.mixing import without
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Session:
     """Everything a run needs, and what its user should be told."""
 
@@ -64,7 +65,7 @@ class Session:
     majority_floor: float | None
     notes: list[str]
 
-    @property
+    @cached_property
     def sharers(self) -> Processes:
         """The processes that share this one's run directory: all of them, but a site has one for itself."""
         return self.processes if self.sites is None else self.processes.alone()
@@ -137,22 +138,22 @@ def open_session(
         check_same_code(processes, experiment)
     everyone, mixing = deal(experiment, dataset, own), connect(experiment)
     placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
-    federation = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
-    model = initial_model(experiment, federation)
+    hosted = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
+    model = initial_model(experiment, hosted)
     if constants is not None:
         take_constants(model, constants)
     if processes.count > 1:
         check_same_weights(processes, model)
-    check_training(experiment, model, federation)
+    check_training(experiment, model, hosted)
     network = _network(experiment, mixing, processes, placement, sites)
-    here = _on_device(federation, device, experiment.dtype)
+    here = _on_device(hosted, device, experiment.dtype)
     workload = _workload(experiment, model, here)
-    notes = [*federation.notes, *mixing.notes]
+    notes = [*hosted.notes, *mixing.notes]
     engine = _engine(experiment, runtime, workload, notes)
-    ctx = _context(experiment, model, federation, workload, engine, network)
+    ctx = _context(experiment, model, hosted, workload, engine, network)
     # New workers, who are given constants, train heads alone and need no copies of the rest.
     if device.type == "cpu" and constants is None:
-        on_this_host = everyone if processes.local_count == processes.count else federation
+        on_this_host = everyone if processes.local_count == processes.count else hosted
         memory.check_rows(ctx.initial.params, len(on_this_host.ids), experiment.algorithm.extra_rows)
     check_theory(runtime, ctx)
     notes += _remarks(experiment, model, in_sites=sites is not None)
@@ -160,9 +161,21 @@ def open_session(
         notes.append("A GPU repeats these numbers up to rounding, not bit for bit; --deterministic does.")
     floor = None
     # The floor only means something beside accuracies.
-    if experiment.metric is None and federation.num_classes is not None:
-        floor = mean_floor(network.gather(federation.majority_floors()))
-    return Session(experiment, runtime, processes, sites, everyone, here, mixing, ctx, device, floor, notes)
+    if experiment.metric is None and hosted.num_classes is not None:
+        floor = mean_floor(network.gather(hosted.majority_floors()))
+    return Session(
+        experiment=experiment,
+        runtime=runtime,
+        processes=processes,
+        sites=sites,
+        everyone=everyone,
+        federation=here,
+        mixing=mixing,
+        ctx=ctx,
+        device=device,
+        majority_floor=floor,
+        notes=notes,
+    )
 
 
 _USED: set[int] = set()

@@ -63,7 +63,7 @@ def stack(trees: Iterable[Mapping[str, Tensor]]) -> Params:
 
 def repeat(params: Mapping[str, Tensor], num_workers: int) -> Params:
     """The same values for every worker, copied: [...] -> [W, ...]."""
-    return {name: leaf.unsqueeze(0).repeat(num_workers, *[1] * leaf.ndim) for name, leaf in params.items()}
+    return {name: leaf.expand(num_workers, *leaf.shape).clone() for name, leaf in params.items()}
 
 
 def flatten(leaf: Tensor) -> Tensor:
