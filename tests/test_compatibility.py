@@ -15,12 +15,25 @@ from manyheads.errors import UserError
 from manyheads.rounds import train
 
 
-def test_single_samples_and_batchnorm_exclude_each_other(lab):
-    def normed() -> torch.nn.Module:
-        return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
+def _normed() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
 
+
+def test_single_samples_and_batchnorm_exclude_each_other(lab):
     with pytest.raises(UserError, match="batch-size 1"):
-        lab.opened(lab.tiny(DePRL(), model=normed, batch_size=1))
+        lab.opened(lab.tiny(DePRL(), model=_normed, batch_size=1))
+
+
+def test_workers_whom_batchnorm_keeps_from_training_are_counted_and_refused_if_they_are_all(lab):
+    def opened(*sizes: int, model: object = _normed) -> list[str]:
+        return lab.opened(lab.tiny(DePRL(), data=lab.blobs(sizes=sizes), model=model)).notes
+
+    said = "2 workers with one train sample will not train: BatchNorm needs two, --norm group does not."
+    assert said in opened(1, 5, 1, 7)
+    assert not any("one train sample" in note for note in opened(2, 5, 3, 7))
+    with pytest.raises(UserError, match="every worker has one train sample, and BatchNorm needs two: give fewer"):
+        opened(1, 1, 1, 1)
+    assert not any("one train sample" in note for note in opened(1, 1, 1, 1, model="mlp:4"))
 
 
 def _net() -> torch.nn.Module:

@@ -15,6 +15,7 @@ from manyheads.algorithms.base import Algorithm, Context, Log, State
 from manyheads.algorithms.phases import train_whole
 from manyheads.engine.phase import Steps
 from manyheads.errors import UserError
+from manyheads.jobs import Job
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
 from manyheads.session import Session
@@ -145,3 +146,27 @@ def test_a_mistake_of_an_algorithm_is_told_before_anything_is_written(lab, tmp_p
     with pytest.raises(UserError, match="haed"):
         list(train(lab.tiny(Misspelt(), rounds=1), replace(lab.cpu, out=tmp_path / "run")))
     assert not (tmp_path / "run").exists()
+
+
+def test_an_extension_that_was_stopped_is_unfinished_until_fewer_rounds_are_asked_for_again(lab, tmp_path: Path):
+    """Whoever asks is told the same: the command that extends it, a comparison, and those who read it."""
+    short, out = lab.tiny(DPSGD(), rounds=2), tmp_path / "run"
+    runtime = replace(lab.cpu, out=out, checkpoint_every=100)
+    list(train(short, runtime))
+    steps = train(replace(short, rounds=9), runtime)
+    assert [next(steps).round, next(steps).round] == [3, 4]
+    steps.close()
+    assert not Run.open(out).finished and not Job(short, out, "short").finished
+    assert list(train(short, runtime)) == []
+    assert Run.open(out).finished and [row["round"] for row in Run.open(out).metrics()] == [1, 2]
+    assert [record.round for record in train(replace(short, rounds=3), runtime)] == [3]
+
+
+def test_an_extension_that_is_kept_cannot_be_taken_back(lab, tmp_path: Path):
+    short, runtime = lab.tiny(DPSGD(), rounds=2), replace(lab.cpu, out=tmp_path / "run", checkpoint_every=1)
+    list(train(short, runtime))
+    steps = train(replace(short, rounds=9), runtime)
+    next(steps), next(steps)
+    steps.close()
+    with pytest.raises(UserError, match=r"has reached round [34], beyond --rounds 2: give at least [34]"):
+        list(train(short, runtime))

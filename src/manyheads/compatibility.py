@@ -16,6 +16,7 @@ from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split
 from manyheads.randomness import every_seed, generator, torch_seed
 from manyheads.tree import group
+from manyheads.units import counted
 
 _DRAWS = 8
 """How often a transform is tried: enough to catch one that flips a coin without its generator."""
@@ -55,6 +56,23 @@ def check_batch_size(experiment: Experiment, model: Split) -> None:
     """Refuse mini-batches of one sample for a net that cannot be trained on them."""
     if has_batchnorm(model) and experiment.batch_size == 1:
         raise UserError("--batch-size 1 with BatchNorm would skip every batch: give at least 2, or --norm group.")
+
+
+def note_lone_samples(model: Split, federation: Federation, *, everybody: bool) -> list[str]:
+    """What to say of workers whose only batch is one sample, which BatchNorm cannot be trained on.
+
+    Refused if nobody could train; ``everybody``: these are all workers, and not those of one site.
+    """
+    lone = sum(size == 1 for size in federation.train.sizes)
+    if not lone or not has_batchnorm(model):
+        return []
+    if everybody and lone == len(federation.ids):
+        raise UserError(
+            "every worker has one train sample, and BatchNorm needs two: give fewer --workers, or --norm group."
+        )
+    return [
+        f"{counted(lone, 'worker')} with one train sample will not train: BatchNorm needs two, --norm group does not."
+    ]
 
 
 def shares_nothing(algorithm: Algorithm, model: Split) -> bool:

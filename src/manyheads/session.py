@@ -16,7 +16,7 @@ import manyheads
 from manyheads import host_memory, memory
 from manyheads.agreement import NOT_IN_SITES, check_alike, check_same_code, check_same_weights, meet_sites
 from manyheads.algorithms.base import Algorithm, Context
-from manyheads.compatibility import check_theory, check_training, shares_nothing
+from manyheads.compatibility import check_theory, check_training, note_lone_samples, shares_nothing
 from manyheads.data import Dataset, Federation, load
 from manyheads.data.federation import mean_floor
 from manyheads.data.files import Progress
@@ -148,7 +148,7 @@ def open_session(
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(hosted, device, experiment.dtype)
     workload = _workload(experiment, model, here)
-    notes = [*hosted.notes, *mixing.notes]
+    notes = [*hosted.notes, *mixing.notes, *note_lone_samples(model, everyone, everybody=sites is None)]
     engine = _engine(experiment, runtime, workload, notes)
     ctx = _context(experiment, model, hosted, workload, engine, network)
     # New workers, who are given constants, train heads alone and need no copies of the rest.

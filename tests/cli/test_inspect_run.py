@@ -28,7 +28,9 @@ def test_a_finished_run(capsys: pytest.CaptureFixture, finished: Path) -> None:
 
 def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     runtime = Runtime(out=tmp_path / "run", checkpoint_every=2)
-    steps = rounds_of(open_session(Experiment(algorithm=FedAvg(), workers=3, rounds=9, batch_size=8), runtime))
+    steps = rounds_of(
+        open_session(Experiment(algorithm=FedAvg(), workers=3, rounds=9, batch_size=8, relabel=True), runtime)
+    )
     assert [next(steps).round for _ in range(3)] == [1, 2, 3]
     steps.close()
     lines = [" ".join(line.split()) for line in _inspect(capsys, tmp_path / "run")]
@@ -36,6 +38,7 @@ def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> Non
     # The simulated clock's seconds follow from the batch size: nobody gave them.
     assert sorted(line for line in lines if line.startswith("option ")) == [
         "option --batch-size 8",
+        "option --relabel",
         "option --workers 3",
     ]
 

@@ -95,7 +95,7 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["inspect", "data", "--data", "s-{worker}.npz"], "a file for each worker, which only manyheads train can use"),
         (
             ["train", "deprl", "--data", ".", *SMALL],
-            ". is a folder: give the path of an npz with arrays x and y. The user guide shows how to make one from CSV",
+            ". is a folder: give the path of an npz file. The user guide shows how to make one from CSV",
         ),
         (["train", "deprll"], "Did you mean 'deprl'?"),
         (["train", "deprl", "--grph", "ring"], "unknown option --grph. Did you mean --graph?"),

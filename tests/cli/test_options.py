@@ -185,6 +185,7 @@ def test_what_followed_from_another_net_or_algorithm_does_not_stay(tmp_path: Pat
     graph = ["--graph", "random:0.5"]
     assert complete("deprl", "--from", written("dispfl", *graph)) == complete("deprl", *graph)
     assert complete("dispfl", "--from", written("deprl", *graph)) == complete("dispfl", *graph)
+    assert complete("deprl", "--from", written("fedavg")) == complete("deprl"), "which has no graph to take over"
     given = ["--step-seconds", "3", "--weights", "uniform"]
     assert complete("--from", written("d-psgd", *given), "--model", "cnn") == complete(
         "d-psgd", *given, "--model", "cnn"

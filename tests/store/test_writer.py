@@ -208,7 +208,7 @@ def test_a_run_cannot_be_taken_back_behind_its_checkpoint(shelf: SimpleNamespace
 def test_rounds_are_fixed_where_the_schedule_depends_on_them(shelf: SimpleNamespace, tmp_path: Path) -> None:
     scheduled = replace(shelf.experiment, schedule="corollary")
     shelf.start(tmp_path, scheduled)
-    with shelf.refused(tmp_path, r"\(rounds 50 there, 80 here\)"):
+    with shelf.refused(tmp_path, r"\(rounds 50 there, 80 here, on which its numbers depend\)"):
         shelf.start(tmp_path, replace(scheduled, rounds=80))
 
 

@@ -69,9 +69,13 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
     # Left out too: which run new workers build upon, as a note says it.
     said = {"algorithm", "data", "rounds", "seed", *kind.provenance}
     for name, value in flat(description).items():
-        if name not in said and value is not None and usual.get(name) != value:
-            # learned_by follows from the run that was joined, and is not an option.
-            yield ("learned by", value) if name == "learned_by" else ("option", f"{flag(name)} {_shown(value)}")
+        if name in said or value is None or usual.get(name) == value:
+            continue
+        if name == "learned_by":
+            # It follows from the run that was joined, and is not an option.
+            yield "learned by", str(value)
+        else:
+            yield "option", flag(name) if value is True else f"{flag(name)} {_shown(value)}"
 
 
 def _shown(value: Any) -> str:

@@ -192,7 +192,10 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
 
 
 def _with_algorithm(base: Experiment, kind: type[Algorithm]) -> Experiment:
-    return base if isinstance(base.algorithm, kind) else replace(base, algorithm=kind())
+    if isinstance(base.algorithm, kind):
+        return base
+    # A run with a server, or with nobody, has no graph to take over.
+    return replace(base, algorithm=kind(), graph=base.graph if is_graph(base.graph) else Experiment.graph)
 
 
 def _algorithms(start: Any, args: argparse.Namespace) -> list[Algorithm]:

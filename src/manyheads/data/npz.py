@@ -43,7 +43,7 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], l
 
 def _opened(path: Path) -> BinaryIO:
     """A file to read."""
-    what = "give the path of an npz with arrays x and y."
+    what = "give the path of an npz file."
     try:
         if path.is_dir():
             raise UserError(f"{path} is a folder: {what} {_GUIDE}")

@@ -115,8 +115,9 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def finished_rounds(folder: Path) -> int:
-    """Rounds after which the run in a folder has come to its end; 0: it has not."""
-    return (read_object(folder / SUMMARY) or {}).get("rounds", 0)
+    """Rounds after which the run in a folder has come to its end; 0: it has not, or is being extended."""
+    done, asked = ((read_object(folder / name) or {}).get("rounds", 0) for name in (SUMMARY, EXPERIMENT))
+    return done if done >= asked else 0
 
 
 def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:

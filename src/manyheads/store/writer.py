@@ -252,7 +252,10 @@ def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
     if "algorithm" in names:
         # The options of two algorithms differ anyway.
         names = [name for name in names if name in {spec.name for spec in fields(Experiment)}]
-    return [f"{name} {_shown(there.get(name))} there, {_shown(here.get(name))} here" for name in names]
+    why = {"rounds": ", on which its numbers depend"}
+    return [
+        f"{name} {_shown(there.get(name))} there, {_shown(here.get(name))} here{why.get(name, '')}" for name in names
+    ]
 
 
 def _shown(value: Any) -> str:
