@@ -79,6 +79,8 @@ def test_dots_that_lead_to_a_name_are_explained(tmp_path: Path, write_run):
 
 def test_a_system_keeps_its_colour_whoever_stands_beside_it(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "local", rounds=1)
+    for epochs in (1, 2):
+        write_run(tmp_path / str(epochs), "deprl", {"head_epochs": epochs}, rounds=1)
     assert "var(--c7)" in of_setting(open_comparison(tmp_path), 0)[0].rows[0][1][0].inline
 
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyheads.algorithms import REGISTRY, DePRL
 from manyheads.report.drawing import Picture
-from manyheads.report.pictures import Axis, Line, colour_ends, curves, graph, similarity_map, spread
+from manyheads.report.pictures import Axis, Line, colour_ends, colours_of, curves, graph, similarity_map, spread
 from manyheads.units import short
 
 ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
@@ -235,3 +236,11 @@ def test_spread_keeps_order_and_distance(values: list[float], gap: float) -> Non
 def test_spread_leaves_alone_what_is_apart() -> None:
     assert spread([5.0, 1.0, 3.0], 1.5) == pytest.approx([5.0, 1.0, 3.0])
     assert spread([1.0, 1.0], 2.0) == pytest.approx([0.0, 2.0])
+
+
+def test_variants_and_algorithms_of_ones_own_take_no_colour_from_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(REGISTRY, "mine", DePRL)
+    assert colours_of(["deprl", "deprl", "fedrep", "fedrep", "local", "mine", "join"]) == [0, 1, 4, 2, 7, 3, 5]
+    assert colours_of(["mine", "deprl"]) == [1, 0]
+    assert sorted(colours_of(["deprl"] * 8)) == list(range(8))
+    assert len(colours_of(["deprl"] * 20)) == 20

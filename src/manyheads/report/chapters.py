@@ -20,7 +20,7 @@ from manyheads.report.numbers import (
     sorted_workers,
     worker_accuracies,
 )
-from manyheads.report.pictures import ROUND, Axis, Line, colour_ends, own_colours
+from manyheads.report.pictures import ROUND, Axis, Line, colour_ends, colours_of
 from manyheads.topology import edges, positions
 from manyheads.units import human_bytes, short
 
@@ -71,17 +71,9 @@ class _Drawn:
 def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
     """The chapters of one point of the grid."""
     prefix = comparison.prefix(setting)
-    places = own_colours()
-    own = {places.get(system.algorithm) for system in comparison.systems} - {None}
-    # Every registered algorithm has its own colour, which is used unless two lines would then be alike.
-    apart = len(own) == len(comparison.systems)
+    colours = colours_of([system.algorithm for system in comparison.systems])
     drawn = [
-        _Drawn(
-            system.label,
-            places[system.algorithm] if apart else i,
-            runs,
-            dashed=runs[0].options["graph"] == "server",
-        )
+        _Drawn(system.label, colours[i], runs, dashed=runs[0].options["graph"] == "server")
         for i, system in enumerate(comparison.systems)
         if (runs := comparison.cells.get((i, setting)))
     ]

@@ -1,5 +1,6 @@
 """The report's pictures: curves, graphs and maps, with what the pointer finds on them."""
 
+import itertools
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -87,8 +88,17 @@ class _End:
 
 
 def own_colours() -> dict[str, int]:
-    """Algorithm -> its place in the palette, so that it looks the same in every picture."""
-    return {name: place % len(COLOURS) for place, name in enumerate(REGISTRY)}
+    """Algorithm -> its place in the palette, as far as that goes, so that it looks the same in every picture."""
+    return dict(zip(REGISTRY, range(len(COLOURS)), strict=False))
+
+
+def colours_of(algorithms: Sequence[str]) -> list[int]:
+    """Places in the palette for lines of some algorithms: the first of each has its own, any other a free one."""
+    own = own_colours()
+    used = {own.get(name) for name in algorithms}
+    # Once all are used they are used again.
+    free = itertools.chain((place for place in range(len(COLOURS)) if place not in used), itertools.count())
+    return [own.pop(name) if name in own else next(free) for name in algorithms]
 
 
 def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float | None = None) -> Picture:
