@@ -180,6 +180,20 @@ def test_a_grid_is_summed_up(tmp_path: Path, write_run):
     )
 
 
+def test_a_winner_below_the_majority_floor_is_none(tmp_path: Path, write_run):
+    for split, score in {"iid": 0.4, "shards:2": 0.6, "shards:3": 0.5}.items():
+        for algorithm, behind in (("deprl", 0.0), ("local", 0.1)):
+            run = write_run(tmp_path / split / algorithm, algorithm, split=split)
+            _set(run, accuracy_mean=score - behind, majority_floor=0.5)
+    assert verdict(open_comparison(tmp_path / "iid")) == (
+        "DePRL reaches 40.0 %, 10.0 points ahead of Local (one seed: no error is known). Naming each worker's most"
+        " frequent class would score 50.0 %, and no system scores more: train longer, or with other rates."
+    )
+    assert verdict(open_comparison(tmp_path)).endswith(
+        " In 2 no system does better than naming each worker's most frequent class: train longer, or with other rates."
+    )
+
+
 def test_a_grid_says_which_leads_are_more_than_noise(tmp_path: Path, write_run):
     for split, lead in {"iid": 0.2, "shards:2": -0.2, "shards:3": 0.005}.items():
         for seed, luck in ((1, -0.01), (2, 0.0), (3, 0.01)):

@@ -24,6 +24,9 @@ _SCORED_OTHERWISE = {
 }
 """Options under which scores are not those of each worker's model after mixing."""
 
+_TRAIN_MORE = "train longer, or with other rates"
+"""What to do about a system that is no better than the majority floor."""
+
 _WITHOUT_GRAPH = {"none": "no graph", "server": "a server"}
 _CONDITIONS: dict[str, Callable[[Any], str]] = {
     "workers": lambda count: counted(count, "worker"),
@@ -84,7 +87,10 @@ def verdict(comparison: Comparison) -> str:
     leads = [lead for j, i in best.items() if (lead := _lead(comparison, j, i)) is not None]
     tested = [lead.beyond_chance for lead in leads if lead.beyond_chance is not None]
     noise = f", in {sum(tested)} by more than noise" if tested else " (one seed: no error is known)"
-    return f"Ahead in {comparison.score_name}: {_listed(wins)} of {len(settings)} settings{noise}."
+    said = f"Ahead in {comparison.score_name}: {_listed(wins)} of {len(settings)} settings{noise}."
+    if low := sum(_beats_nothing(comparison, j, i) for j, i in best.items()):
+        said += f" In {low} no system does better than naming each worker's most frequent class: {_TRAIN_MORE}."
+    return said
 
 
 def outcome(comparison: Comparison, setting: int) -> str:
@@ -101,8 +107,16 @@ def outcome(comparison: Comparison, setting: int) -> str:
     said += f"{_ahead(comparison, setting, best)}."
     floor = majority_floor(comparison.at(setting))
     if floor is not None:
-        said += f" Naming each worker's most frequent class would score {comparison.score(floor.mean)}{unit}."
+        said += f" Naming each worker's most frequent class would score {comparison.score(floor.mean)}{unit}"
+        said += f", and no system scores more: {_TRAIN_MORE}." if _beats_nothing(comparison, setting, best) else "."
     return said
+
+
+def _beats_nothing(comparison: Comparison, setting: int, system: int) -> bool:
+    """Whether a system scores no more than naming each worker's most frequent class would."""
+    found = at_end(comparison.cells[system, setting], "accuracy_mean")
+    floor = majority_floor(comparison.at(setting))
+    return found is not None and floor is not None and found.mean <= floor.mean
 
 
 class _Lead(NamedTuple):
