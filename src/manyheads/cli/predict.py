@@ -163,4 +163,5 @@ def _accuracy(classes: "np.ndarray", y: "np.ndarray", num_classes: int, run: "Ru
         )
     if run.description["relabel"]:
         return f"no accuracy: after --relabel, worker {args.worker} numbers the classes in its own order"
-    return f"accuracy {100 * (classes == y).mean():.1f} % on {counted(len(y), 'sample')}"
+    right = f"accuracy {100 * (classes == y).mean():.1f} % on {counted(len(y), 'sample')}"
+    return f"{right}, whatever classes worker {args.worker} was trained on"
