@@ -17,7 +17,7 @@ def test_human_bytes(count: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0, "0.0 s"), (9.94, "9.9 s"), (9.96, "10 s"), (59.4, "59 s"), (59.6, "1:00 min"), (200, "3:20 min"),
-     (3599.6, "1:00 h"), (7500, "2:05 h")],
+     (3599.6, "1:00 h"), (7500, "2:05 h"), (172_799, "47:59 h"), (172_800, "2.0 days"), (5.8e7, "671.3 days")],
 )  # fmt: skip
 def test_human_seconds(seconds: float, text: str) -> None:
     assert human_seconds(seconds) == text

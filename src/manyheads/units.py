@@ -16,7 +16,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3:20 min``, ``2:05 h``."""
+    """``0.4 s``, ``12 s``, ``3:20 min``, ``2:05 h``, ``2.5 days``."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -24,7 +24,9 @@ def human_seconds(seconds: float) -> str:
         return f"{whole} s"
     if whole < 3600:
         return f"{whole // 60}:{whole % 60:02d} min"
-    return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+    if whole < 48 * 3600:
+        return f"{whole // 3600}:{whole % 3600 // 60:02d} h"
+    return f"{seconds / 86400:.1f} days"
 
 
 def plural(noun: str, count: float) -> str:
