@@ -71,6 +71,15 @@ def test_times_are_told_in_the_unit_of_their_axis(tmp_path: Path, write_run):
     assert [text.split(" · ")[1] for _, _, text in times.hover["points"]] == ["14.0 ms", "24.0 ms", "34.0 ms"]
 
 
+def test_a_guessed_time_of_a_mini_batch_is_said_where_time_is_drawn(tmp_path: Path, write_run):
+    for name, options in (("known", {}), ("own", {"model": "my.module:net"}), ("undrawn", {"model": "my.module:net"})):
+        run = write_run(tmp_path / name / "a", "deprl", clock=name != "undrawn", rounds=2, **options)
+        said = "The time of a mini-batch is a guess" in of_setting(open_comparison(run), 0)[0].text
+        assert said == (name == "own")
+    given = write_run(tmp_path / "given", "deprl", clock=True, rounds=2, model="my.module:net", step_seconds=0.5)
+    assert "guess" not in of_setting(open_comparison(given), 0)[0].text
+
+
 def test_dots_that_lead_to_a_name_are_explained(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "deprl", clock=True)
     write_run(tmp_path / "b", "local", clock=True)

@@ -1,11 +1,13 @@
 """What the report shows, chapter by chapter: which pictures are drawn of a setting and of the whole grid."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from manyheads.figures import COLOURS, MOST_LINKS
+from manyheads.recipes import knows_speed, step_seconds
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, Setting, passes_over, shown, slugs
@@ -121,17 +123,20 @@ def _score_axis(comparison: Comparison, what: str) -> Axis:
 
 def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor: float | None) -> Chapter:
     y = _score_axis(comparison, ", mean over workers")
-    row, charts = [], []
+    row, charts, timed = [], [], False
     for what, x in (("rounds", "round"), ("bytes", "bytes_sent_per_worker"), ("time", "simulated_seconds")):
         lines = _lines(drawn, x, "accuracy_mean")
         if not lines or (x != "round" and not any(np.ptp(line.x) for line in lines)):
             continue
         row.append(pictures.curves(f"{name}-{what}", lines, x_axis(x, lines), y, floor=floor))
+        timed = what == "time"
         charts.append(lines)
     explained = {
         f"{comparison.score_name.capitalize()} on each worker's own test samples, at the end of each round.": True,
         "Bands are the deviation over seeds.": len(comparison.seeds) > 1,
         "Dashed: needs a server.": any(line.dashed for line in drawn),
+        "The time of a mini-batch is a guess: manyheads inspect speed measures it.": timed
+        and any(_is_guessed(line.runs[0].options) for line in drawn),
         "A dotted level is a system that sends nothing.": any(line.level for lines in charts for line in lines),
         "Fine dots lead from a line that ends early to its name.": any(map(_end_apart, charts)),
     }
@@ -233,6 +238,12 @@ def _lines(drawn: Sequence[_Drawn], x: str, y: str) -> list[Line]:
 
 def _line(drawn: _Drawn, found: Curve) -> Line:
     return Line(drawn.label, drawn.colour, found.x, found.y, found.deviation, drawn.dashed)
+
+
+def _is_guessed(options: Mapping[str, Any]) -> bool:
+    """Whether nobody has measured or given the time that a run's net takes for a mini-batch."""
+    model, seconds = options["model"], options.get("step_seconds")
+    return not knows_speed(model) and seconds == step_seconds(model, options["batch_size"])
 
 
 def _end_apart(lines: Sequence[Line]) -> bool:
