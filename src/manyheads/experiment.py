@@ -39,9 +39,11 @@ class Experiment:
 
     algorithm: Algorithm = field(default_factory=DePRL)
     data: str | Dataset = "digits"
-    """Data set: a name (add :raw for inputs that are not standardised), or the path of your own arrays (npz)."""
+    """Data set: digits, cifar10, cifar100, fashion-mnist, harbox, mobiact, or the path of your own arrays (npz); all
+    but digits and your own also with :raw, for inputs that are not standardised."""
     model: str | nn.Module | Callable[..., nn.Module] | None = None
-    """Net: a name, or package.module:factory."""
+    """Net: mlp or mlp:200,100, cnn, dnn, dnn-code, alexnet, alexnet-code, vgg11, vgg11-code, resnet18, or
+    package.module:factory."""
     head: str | None = None
     """Name of the module the head begins with; 'all' or 'none'. Default: the last layer."""
     norm: Norm = "shared"
@@ -73,9 +75,9 @@ class Experiment:
     batch_size: int | None = None
     """Samples in a mini-batch."""
     lr: float | None = None
-    """Rate of the representation and of whole models."""
+    """Learning rate of the representation and of whole models."""
     head_lr: float | None = None
-    """Rate of heads trained by themselves, including those of workers that join a run."""
+    """Learning rate of heads trained by themselves, including those of workers that join a run."""
     momentum: float | None = None
     """Momentum, reset in every phase."""
     weight_decay: float | None = None
@@ -89,7 +91,8 @@ class Experiment:
     precision: PrecisionName | None = None
     """Number format of the training; samples stay in float32. Default: tf32 on a GPU, else float32."""
     step_seconds: float | None = None
-    """Simulated seconds per mini-batch of a worker. Default: what one core takes (manyheads inspect speed)."""
+    """Simulated seconds per mini-batch of a worker. Default: what one core takes; for a net of your own a guess, which
+    manyheads inspect speed replaces by a measurement."""
     link_latency: float = 0.01
     """Simulated seconds that every message takes, however short."""
     link_bandwidth: float = 12.5e6

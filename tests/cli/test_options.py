@@ -11,8 +11,10 @@ from manyheads.algorithms import DPSGD, REGISTRY, Local
 from manyheads.cli import options
 from manyheads.cli.options import Option, add_options, experiments, given, options_of
 from manyheads.cli.parser import Parser
+from manyheads.data import NAMES
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
+from manyheads.models.nets import NETS
 from manyheads.parts import resolve
 
 
@@ -71,6 +73,14 @@ def test_what_no_word_can_stand_for_is_no_option() -> None:
 def test_every_option_is_explained() -> None:
     owners = [Experiment, Runtime, *REGISTRY.values()]
     assert not [o.flag for owner in owners for o in options_of(owner).values() if not o.help.endswith(".")]
+
+
+def test_the_help_names_every_data_set_and_net_and_fits_every_algorithm() -> None:
+    known = options_of(Experiment)
+    assert not [name for name in NAMES if f" {name}," not in known["data"].help]
+    assert not [name for name in NETS if f" {name}" not in known["model"].help]
+    orders = {owner["order"].help for kind in REGISTRY.values() if "order" in (owner := options_of(kind))}
+    assert len(orders) == 1, "the command line shows one text for all"
 
 
 def test_auto_leaves_a_value_open() -> None:

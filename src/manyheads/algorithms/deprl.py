@@ -25,7 +25,7 @@ from manyheads.algorithms.phases import REPRESENTATION
 @dataclass(frozen=True, kw_only=True)
 class DePRL(PersonalHeads):
     order: Literal["train-mix", "mix-train"] = "train-mix"
-    """Train and then mix, as in the paper, or mix first, as in the authors' code."""
+    """Train and then mix, or mix first."""
 
     name: ClassVar[str] = "deprl"
     title: ClassVar[str] = "DePRL"

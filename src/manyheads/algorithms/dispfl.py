@@ -50,7 +50,7 @@ class DisPFL(Algorithm):
     steps: int | None = None
     """Mini-batch steps, instead of passes."""
     order: Literal["train-mix", "mix-train"] = "train-mix"
-    """Train and then mix, or mix first, as in the official code."""
+    """Train and then mix, or mix first."""
 
     name: ClassVar[str] = "dispfl"
     title: ClassVar[str] = "DisPFL"

@@ -20,6 +20,8 @@ examples:
   manyheads train deprl                    # the digits, 16 workers on a ring
   manyheads train deprl --workers 32 --graph random:0.25 --rounds 100
   manyheads train d-psgd --data my.npz --out runs/mine      # your own arrays
+  manyheads compare deprl d-psgd --tune --out runs/two      # with tuned rates
+  manyheads report runs/mine               # a page with tables and pictures
   manyheads inspect graph --graph exponential --workers 64  # how fast it mixes
   manyheads export runs/mine --worker 3 --out model.safetensors
 
