@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from manyheads.cli import compare, main
-from manyheads.cli.compare import result_table
+from manyheads.cli.tables import result_table
 from manyheads.files import locked
 from manyheads.jobs import Job, News
 from manyheads.report import open_comparison
@@ -102,10 +102,12 @@ def test_a_narrow_terminal_gets_the_first_columns(
     whole = "\n".join(_compare(capsys, *words))
     comparison = open_comparison(Path("all"))
     assert result_table(comparison) in whole
-    *lines, legend, ahead, left_out = result_table(comparison, 80).splitlines()
+    lines = result_table(comparison, 80).splitlines()
     assert 60 < max(map(len, lines)) <= 80
-    assert "accuracy" in lines[0] + lines[1] and legend.startswith("* best")
-    assert re.match(r"(DePRL|Local) reaches .* ahead of (DePRL|Local)", ahead)
+    assert "accuracy" in lines[0] + lines[1]
+    legend, *ahead, left_out = lines[next(i for i, line in enumerate(lines) if line.startswith("* best")) :]
+    assert "standard error" in legend and len(ahead) > 1, "sentences are wrapped"
+    assert re.match(r"(DePRL|Local) reaches .* ahead of (DePRL|Local)", " ".join(ahead))
     assert left_out == "in the report: consensus error, sent per worker, time"
     assert "accuracy" in result_table(comparison, 1)
     monkeypatch.setenv("COLUMNS", "80")
@@ -120,9 +122,9 @@ def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureF
 
 def test_one_seed_is_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
     lines = _compare(capsys, "local", *SMALL, "--seeds", "2", "--out", "two")
-    assert "one seed (2), so no deviation; compare --seeds 1 2 runs two" in lines
+    assert "one seed (2), so no deviation: run others too" in lines
     lines = _compare(capsys, "deprl", "local", *SMALL, "--seeds", "1", "--out", "one")
-    assert "* best; one seed (1), so no deviation; compare --seeds 1 2 runs two" in lines
+    assert "* best; one seed (1), so no deviation: run others too" in lines
 
 
 def test_measured_times_are_shown_with_a_warning(
@@ -139,6 +141,7 @@ def test_tuning_on_as_the_note_advises(capsys: pytest.CaptureFixture) -> None:
     words = ["local", *SMALL, "--seeds", "1", "2", "--out", "tuned", "--tune"]
     lines = _compare(capsys, *words, "1e-9", "1e-3")
     assert any("give --tune factors beyond it: Local" in line for line in lines)
+    assert not any("beyond" in line for line in _compare(capsys, *words[:-2], "one", "--tune", "1"))
     assert sum(": validation " in line for line in lines) == 3, "the better rates with both seeds"
     _compare(capsys, *words, "1e-9", "1e-3", "0.5")
     assert main(["report", "tuned"]) == 0
@@ -164,11 +167,11 @@ def test_tuning(capsys: pytest.CaptureFixture) -> None:
     (header,) = (line for line in lines if line.startswith("validation accuracy"))
     assert header.split()[-5:] == ["1e-09", "0.5", "lr", "head", "lr"]
     assert "note: the best is the first or last rate tried; give --tune factors beyond it: DePRL; Local" in lines
-    assert all(": validation " in line for line in lines if line.startswith("tuning") and " × " in line)
-    assert any(": validation " in line for line in lines)
+    told = [line.partition("  ")[0] for line in lines if ": validation " in line]
+    assert told == ["tuning on the first seed"] * 4 + ["best rates on the other seeds"] * 2
     before = _runs("tuned")
     again = _compare(capsys, *words)
-    assert [line for line in again if line.startswith(("tuning", "running"))] == ["tuning  4 of 4 runs finished before"]
+    assert again[0] == "tuning on the first seed  4 of 4 runs finished before" and again[1] == ""
     quiet = _compare(capsys, *words, "--quiet")
     assert quiet == again[again.index(quiet[1]) - 1 :]
     assert _runs("tuned") == before

@@ -25,6 +25,15 @@ def test_a_run_is_reported(capsys: pytest.CaptureFixture, finished: Path, tmp_pa
     assert "DePRL on digits" in (tmp_path / "report.html").read_text()
 
 
+def test_the_run_of_sites_needs_no_other_seed(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    for seeds in (1, 0):
+        assert main(["report", str(run)]) == 0
+        assert capsys.readouterr().out.count("seed") == seeds
+        description = (run / "experiment.json").read_text()
+        (run / "experiment.json").write_text(description.replace('"digits"', '"site-{worker}.npz"'))
+
+
 def test_a_single_run_in_a_folder_that_cannot_be_written(
     capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path
 ) -> None:

@@ -2,12 +2,10 @@
 
 import argparse
 import json
-import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
-from itertools import zip_longest
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,8 +42,9 @@ an option ignore it. A comparison that was stopped or killed is continued by the
 missing.
 """
 
-_HEADER_WIDTH = 10
-"""Letters in a line of a column's title."""
+_TUNING = ("tuning on the first seed", "best rates on the other seeds")
+_TUNING_ON = "next best rates on the other seeds"
+"""What the runs of a tuning are for, part by part; the last parts are for rates that turn out better than the best."""
 
 
 def add(commands: Commands) -> None:
@@ -110,7 +109,8 @@ def run(args: argparse.Namespace) -> None:
     with locked(folder):
         _refuse_another(folder, jobs, tuned=bool(tuned))
         if tuned:
-            failed = choose(tuned, lambda jobs: _run(jobs, runtime, "tuning", validation=True, quiet=args.quiet))
+            part = chain(_TUNING, repeat(_TUNING_ON))
+            failed = choose(tuned, lambda jobs: _run(jobs, runtime, next(part), validation=True, quiet=args.quiet))
             # Nothing is left to run: the chosen rates have been run with every seed.
             jobs = plan(with_rates(wanted, tuned), folder)
         else:
@@ -144,6 +144,7 @@ def _conclude(
     folder: Path, jobs: "Sequence[Job]", tuned: "Sequence[Tuning]", failed: "Mapping[str, News]", *, quiet: bool
 ) -> None:
     """Write the report, print the tables, and say what failed."""
+    from manyheads.cli.tables import result_table, tuning_tables
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import columns
     from manyheads.report import write
@@ -187,78 +188,3 @@ def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
     if not runs:
         raise UserError("no run is finished.")
     return compare(replace(found, runs=runs))
-
-
-def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
-    """A row for each system and setting: means over seeds with their deviation, the best marked; and who is ahead.
-
-    The last columns are left out if the table is wider than ``width`` letters.
-    """
-    from manyheads.cli.text import table
-    from manyheads.report.comparison import words
-    from manyheads.report.findings import caveats, verdict
-    from manyheads.report.table import headers, rows
-
-    titles, named = ["", *map(words, comparison.grid), *headers(comparison)], 1 + len(comparison.grid)
-    body = []
-    for row in rows(comparison):
-        if row.begins:
-            body.append([""] * len(titles))
-        body.append([row.label, *row.setting, *(cell.text + ("*" if cell.best else " ") for cell in row.cells)])
-    count, text = len(titles), table(_wrapped(titles), body, named)
-    while max(map(len, text.splitlines())) > width and count > named + 1:
-        count -= 1
-        text = table(_wrapped(titles[:count]), [row[:count] for row in body], named)
-    several = len(comparison.systems) > 1
-    marks = ["* best"] if several else []
-    if len(comparison.seeds) == 1:
-        (seed,) = comparison.seeds
-        two = " ".join(map(str, sorted({seed, 2 if seed == 1 else 1})))
-        marks.append(f"one seed ({seed}), so no deviation; compare --seeds {two} runs two")
-    else:
-        error = " (behind the best: standard error)" if several else ""
-        marks.append(f"± deviation over {len(comparison.seeds)} seeds{error}")
-    lines = [text, "; ".join(marks)]
-    if several and (said := verdict(comparison)):
-        lines.append(said)
-    lines += [f"note: {caveat[0].lower()}{caveat[1:-1]}" for caveat in caveats(comparison)]
-    if "time" in titles[:count] and len(comparison.runs) > 1:
-        lines.append("time: measured; runs may have shared the cores (--threads 1: one after the other)")
-    if count < len(titles):
-        lines.append(f"in the report: {', '.join(title.partition(',')[0] for title in titles[count:])}")
-    return "\n".join(lines)
-
-
-def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[str]:
-    """The validation accuracy of every rate that was tried, the chosen ones marked; nothing if nothing was tuned."""
-    from manyheads.cli.text import table
-
-    if not tuned:
-        return []
-    header = [
-        f"validation {comparison.score_title}, rates ×",
-        *(f"{factor:g} " for factor in tuned[0].factors),
-        "lr",
-        "head lr",
-    ]
-    body = []
-    for tuning in tuned:
-        best = tuning.best
-        scores = [
-            "failed " if score is None else comparison.score(score) + ("*" if place == best else " ")
-            for place, score in enumerate(tuning.scores)
-        ]
-        rates = ("–", "–") if best is None else (f"{tuning.chosen.lr:g}", f"{tuning.chosen.head_lr:g}")
-        body.append([tuning.title, *scores, *rates])
-    lines = [table([header], body)]
-    if any(len(tuning.seeds) > 1 for tuning in tuned):
-        lines.append("each with the first seed; where rates were run with all seeds, the mean over them")
-    if ends := "; ".join(tuning.title for tuning in tuned if tuning.at_the_end):
-        lines.append(f"note: the best is the first or last rate tried; give --tune factors beyond it: {ends}")
-    return ["\n".join(lines)]
-
-
-def _wrapped(titles: Sequence[str]) -> list[tuple[str, ...]]:
-    """Titles of columns in as many lines as the longest needs, the last word of each in the last line."""
-    lines = [textwrap.wrap(title, _HEADER_WIDTH)[::-1] for title in titles]
-    return list(zip_longest(*lines, fillvalue=""))[::-1]

@@ -29,7 +29,7 @@ def _add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.cli.compare import result_table
+    from manyheads.cli.tables import result_table
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import columns
     from manyheads.report import open_comparison, write
