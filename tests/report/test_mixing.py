@@ -19,9 +19,6 @@ def test_systems_that_mix_alike_share_a_row_whatever_else_differs(tmp_path: Path
     (row,) = rows(open_comparison(tmp_path))
     assert (row.graph, row.workers, row.systems, row.verdict) == ("ring", 8, "DePRL, D-PSGD, DisPFL", "vacuous")
     assert row.gap == f"{spectral(build_mixing('ring', 8)).gap:.2g}"
-    found = describe(build_mixing("ring", 8)).constants
-    assert found is not None
-    assert row.powers[0] == f"{found.c:.1f}" and row.powers[-1] == f"{found.rounds_repaired:.1f}"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +33,7 @@ def test_the_theorem_has_nothing_to_say_about_some(tmp_path: Path, write_run, op
     write_run(tmp_path / "run", rounds=1, **options)
     comparison = open_comparison(tmp_path)
     (row,) = rows(comparison)
-    assert (row.graph, row.powers, row.verdict) == (name, (), "does not apply")
+    assert (row.graph, row.verdict) == (name, "does not apply")
     assert 0 < float(row.gap) < 1
     assert mixed_by(comparison.runs[0]).keys() == {"spectral_gap", "theorem_1"}
 

@@ -64,6 +64,12 @@ def test_figures_are_svg_png_and_pdf_and_numbers_are_csv(reported: Path):
     } <= {path.name for path in (reported / "csv").iterdir()}
 
 
+def test_constants_that_nobody_can_read_are_only_in_their_file(reported: Path):
+    page = (reported / "report.html").read_text()
+    assert "<td>vacuous</td>" in page and "<sup>" not in page
+    assert "log10_rounds_repaired" in (reported / "csv" / "mixing.csv").read_text()
+
+
 def test_the_numbers_of_a_map_are_linked_beside_it(reported: Path):
     links = re.findall(r'<a href="(csv/[^"]*)">([^<]*)', (reported / "report.html").read_text())
     assert ("csv/similarity-deprl-heads.csv", "CSV") in links

@@ -8,14 +8,8 @@ from manyheads.report.comparison import Comparison, shown, words
 from manyheads.report.numbers import number
 from manyheads.topology import Mixing, build_mixing
 
-CONSTANTS = {
-    "log10_c": "C",
-    "log10_one_minus_q": "1 − q",
-    "log10_beta": "largest β",
-    "log10_rounds_printed": "fewest rounds, as printed",
-    "log10_rounds_repaired": "fewest rounds, repaired",
-}
-"""What a summary's constants of Theorem 1 are called."""
+_CONSTANTS = ("log10_c", "log10_one_minus_q", "log10_beta", "log10_rounds_printed", "log10_rounds_repaired")
+"""A summary's constants of Theorem 1: too many and too large to be read, so that only the CSV file has them."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +21,6 @@ class Row:
     workers: int
     systems: str
     gap: str
-    powers: tuple[str, ...]
-    """log10 of the constants, in the order of CONSTANTS; empty where the theorem does not apply."""
     verdict: str
 
 
@@ -41,7 +33,16 @@ def rows(comparison: Comparison) -> list[Row]:
             key = (run.options["graph"], run.options["workers"], *mixed.items())
             _, _, systems = found.setdefault(key, (run, mixed, []))
             systems.append(comparison.systems[i].label)
-    return [_row(run, mixed, ", ".join(dict.fromkeys(systems))) for run, mixed, systems in found.values()]
+    return [
+        Row(
+            _name(run),
+            run.options["workers"],
+            ", ".join(dict.fromkeys(systems)),
+            f"{mixed['spectral_gap']:.2g}",
+            mixed["theorem_1"],
+        )
+        for run, mixed, systems in found.values()
+    ]
 
 
 def mixed_by(run: Finished) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def mixed_by(run: Finished) -> dict[str, Any]:
     gap, verdict = number(run.summary.get("spectral_gap")), run.summary.get("theorem_1")
     if gap is None or not isinstance(verdict, str):
         return {}
-    constants = {name: value for name in CONSTANTS if (value := number(run.summary.get(name))) is not None}
+    constants = {name: value for name in _CONSTANTS if (value := number(run.summary.get(name))) is not None}
     return {"spectral_gap": gap, "theorem_1": verdict, **constants}
 
 
@@ -63,13 +64,6 @@ def steady_mixing(run: Finished) -> Mixing:
     return build_mixing(
         options["graph"], options["workers"], weights=weights, redraw=redraw, seed=drawn_from, allow_row_stochastic=True
     )
-
-
-def _row(run: Finished, mixed: dict[str, Any], systems: str) -> Row:
-    known = all(name in mixed for name in CONSTANTS)
-    powers = tuple(f"{mixed[name]:.1f}".replace("-", "−") for name in CONSTANTS) if known else ()
-    gap = f"{mixed['spectral_gap']:.2g}"
-    return Row(_name(run), run.options["workers"], systems, gap, powers, mixed["theorem_1"])
 
 
 def _name(run: Finished) -> str:

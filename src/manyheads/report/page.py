@@ -81,7 +81,6 @@ def _render(
         rows=table.rows(comparison),
         meanings=[column for column in table.COLUMNS if column.meaning],
         mixings=mixing.rows(comparison),
-        constants=list(mixing.CONSTANTS.values()),
         parts=parts,
         by_system=by_system,
         shared=options.shared_options(comparison),
