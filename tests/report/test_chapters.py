@@ -148,7 +148,7 @@ def test_a_system_is_named_by_the_settings_that_it_looks_at(tmp_path: Path, writ
         if graph == "ring":
             write_run(tmp_path / f"local{split}", "local", split=split, rounds=2)
     deprl, local = (set(_labels(found)) for found in of_systems(open_comparison(tmp_path)))
-    assert deprl >= {"full, dirichlet:0.1", "full, iid", "ring, dirichlet:0.1", "ring, iid"}
+    assert deprl >= {"dirichlet:0.1, full", "iid, full", "dirichlet:0.1, ring", "iid, ring"}
     assert local >= {"dirichlet:0.1", "iid"} and not any("full" in label for label in local)
 
 

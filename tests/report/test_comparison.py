@@ -74,7 +74,7 @@ def test_options_that_every_algorithm_was_run_with_are_a_grid(tmp_path: Path, wr
     ):
         write_run(tmp_path / str(number), algorithm, split=split, graph=graph)
     comparison = open_comparison(tmp_path)
-    assert sorted(comparison.grid) == ["graph", "split"]
+    assert comparison.grid == ("split", "graph"), "in the order of the command line's help"
     assert {setting.values["split"] for setting in comparison.settings[:1]} == {"dirichlet:0.1"}
     assert len(comparison.settings) == 4
     assert len(comparison.cells) == 12
@@ -166,7 +166,7 @@ def test_a_steps_time_that_follows_from_net_and_batch_is_no_part_of_a_grid(tmp_p
 def test_values_that_never_meet_are_no_grid(tmp_path: Path, write_run):
     write_run(tmp_path / "a", workers=8, split="iid")
     write_run(tmp_path / "b", workers=9, split="dirichlet:0.1")
-    with pytest.raises(UserError, match=r"disagree on --split, --workers \(deprl has no finished run with"):
+    with pytest.raises(UserError, match=r"disagree on --workers, --split \(deprl has no finished run with"):
         open_comparison(tmp_path)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from manyheads.algorithms import REGISTRY, fact, title_of
 from manyheads.errors import UserError, flag
+from manyheads.experiment import Experiment
 from manyheads.own_code import changed
 from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, Found, find_runs
@@ -145,7 +146,8 @@ def compare(found: Found) -> Comparison:
     Exceptions are the seed, an algorithm's own options, and those that follow from the data set.
     """
     runs = found.runs
-    names = [name for name in dict.fromkeys(name for run in runs for name in run.options) if name != "seed"]
+    there = {name: None for run in runs for name in run.options if name != "seed"}
+    names = sorted(there, key=[*Experiment.__dataclass_fields__, *there].index)
     varying = [name for name in names if len(_values(runs, name)) > 1]
     tables = [run.options for run in runs]
     implied, by_data = follow_from_others(tables), follow_from_data(tables)
