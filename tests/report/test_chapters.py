@@ -153,4 +153,4 @@ def test_a_system_is_named_by_the_settings_that_it_looks_at(tmp_path: Path, writ
 
 
 def _labels(chapter: Chapter) -> list[str]:
-    return re.findall(r">([^<]+)</text>", chapter.rows[0][1][0].inline)
+    return re.findall(r">([^<]+?)(?: · [\d.]+ %)?</text>", chapter.rows[0][1][0].inline)

@@ -102,6 +102,7 @@ def test_no_word_is_cut() -> None:
     for picture in (
         curves("a", [line("FEDWWWWWWWWWW-MMMMMMMMMMMMM")], ROUND, measure),
         curves("b", [line("Local")], ROUND, measure),
+        curves("c", [line("FEDWWWWWWWWWW-MMMMMMMMMMMMM")], ROUND, ACCURACY, values=True),
         graph("g", named, np.eye(2), [(0, 1)], {0: 0.5}, (0, 1), ACCURACY.show),
     ):
         renderer, (width, height) = FigureCanvasAgg(picture.figure).get_renderer(), picture.figure.bbox.size
@@ -110,6 +111,12 @@ def test_no_word_is_cut() -> None:
             # Numbers beyond the ends of an axis are there, and not drawn.
             if text.get_text().upper() != text.get_text().lower():
                 assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height, text.get_text()
+
+
+def test_what_a_line_ends_with_may_stand_beside_its_name():
+    lines = [line("A" * 50), line("Local", 7, x=np.zeros(5), y=np.full(5, 0.3))]
+    shown = texts(curves("a", lines, ROUND, ACCURACY, floor=0.2, values=True))
+    assert {f"{'A' * 39}… · 50.0 %", "Local · 30.0 %", "majority floor · 20.0 %"} <= set(shown)
 
 
 def test_names_at_the_ends_keep_their_distance():

@@ -128,7 +128,7 @@ def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor:
         lines = _lines(drawn, x, "accuracy_mean")
         if not lines or (x != "round" and not any(np.ptp(line.x) for line in lines)):
             continue
-        row.append(pictures.curves(f"{name}-{what}", lines, x_axis(x, lines), y, floor=floor))
+        row.append(pictures.curves(f"{name}-{what}", lines, x_axis(x, lines), y, floor=floor, values=True))
         timed = what == "time"
         charts.append(lines)
     explained = {

@@ -101,26 +101,37 @@ def colours_of(algorithms: Sequence[str]) -> list[int]:
     return [own.pop(name) if name in own else next(free) for name in algorithms]
 
 
-def curves(name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float | None = None) -> Picture:
-    """Lines named at their right ends, over a ``floor`` where there is one. A line whose x never moves is a level."""
+def curves(
+    name: str, lines: Sequence[Line], x: Axis, y: Axis, *, floor: float | None = None, values: bool = False
+) -> Picture:
+    """Lines named at their right ends, over a ``floor`` where there is one. A line whose x never moves is a level.
+
+    ``values``: beside its name stands what a line ends with.
+    """
+
+    def named(label: str, end: float) -> str:
+        return _cut(label) + (f" · {y.show(end)}" if values else "")
+
     with style():
-        labels = [*(_cut(line.label) for line in lines), *(["majority floor"] if floor is not None else [])]
+        labels = [named(line.label, line.y[-1]) for line in lines]
+        if floor is not None:
+            labels.append(named("majority floor", floor))
         room = 0.25 + max(text_width(label, LABEL_SIZE) for label in labels)
         width = max(4.05, 2.5 + room, 0.54 + text_width(y.label, TITLE_SIZE))
         figure, axes = _axes(width, 2.8, right=room)
         ends: list[_End] = []
         places = _few_places(lines, x)
-        for line in lines:
+        for line, label in zip(lines, labels, strict=False):
             colour = FAINT if line.colour is None else COLOURS[line.colour % len(COLOURS)]
             height = y.factor * line.y[-1]
             if line.level:
                 axes.axhline(height, color=colour, linewidth=1.2, linestyle=(0, (1, 2)))
             else:
                 _plot(axes, line, x, y, colour, marked=bool(places))
-            ends.append(_End(_cut(line.label), colour, height, None if line.level else x.factor * line.x[-1]))
+            ends.append(_End(label, colour, height, None if line.level else x.factor * line.x[-1]))
         if floor is not None:
             axes.axhline(y.factor * floor, color=FAINT, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-            ends.append(_End("majority floor", FAINT, y.factor * floor, None))
+            ends.append(_End(labels[-1], FAINT, y.factor * floor, None))
         _ticks(axes, x, y)
         if places and x.whole:
             axes.set_xticks(places)

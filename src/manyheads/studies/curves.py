@@ -45,7 +45,8 @@ def _report(results: Results, report: Report) -> None:
             if lines:
                 floor = results.floor(dirichlet=dirichlet)
                 report.parts.append(f"Dirichlet {dirichlet:g}, against {name}:")
-                drawn = curves(f"{dirichlet:g}-{name}", lines, x_axis(x, lines), ACCURACY, floor=floor and floor.mean)
+                axes = x_axis(x, lines), ACCURACY
+                drawn = curves(f"{dirichlet:g}-{name}", lines, *axes, floor=floor and floor.mean, values=True)
                 report.add_picture(drawn)
 
 
