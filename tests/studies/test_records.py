@@ -1,6 +1,5 @@
-"""Records: whole or not there, small, readable as runs, and packed for the way."""
+"""Records: whole or not there, small and readable as runs."""
 
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,117 +146,26 @@ def test_long_runs_are_thinned_to_their_last_round(tmp_path: Path, records_lab: 
     assert found.summary["mean_theory_m"] == pytest.approx(means, rel=1e-5), "over all rounds, not those that are left"
 
 
-def test_packed_and_unpacked_records_are_the_same(tmp_path: Path, records_lab: SimpleNamespace) -> None:
-    trials = [PAPER.trial("deprl", "cifar10", 0.1, seed=seed) for seed in (1, 12)]
-    here, there = Records(tmp_path / "here"), Records(tmp_path / "there")
-    for trial in trials:
-        records_lab.write(here, trial)
-    here.pack(tmp_path / "out" / "records.zip", trials)
-    assert there.unpack(tmp_path / "out" / "records.zip") == sorted(trial.name for trial in trials)
-    for trial in trials:
-        assert there.have(trial)
-        for file in here.path(trial).iterdir():
-            assert (there.path(trial) / file.name).read_bytes() == file.read_bytes()
+def test_a_record_made_anew_keeps_nothing_of_the_one_before(tmp_path: Path, made: tuple[Trial, Path]) -> None:
+    trial, path = made
+    records, there = Records(tmp_path), set()
+    for similarity in (True, False):
+        records.keep(path, replace(trial, similarity=similarity))
+        there ^= {file.name for file in records.path(trial).iterdir()}
+    assert there == {"similarity.safetensors"}
 
 
-@pytest.mark.parametrize("name", ["../summary.json", "a/b/summary.json", "a/evil.sh", "/summary.json", "summary.json"])
-def test_foreign_archives_are_refused(tmp_path: Path, name: str) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
-        packed.writestr(name, "{}")
-    with pytest.raises(UserError, match="not part of a record: give an archive that manyheads study wrote"):
-        Records(tmp_path / "results").unpack(tmp_path / "a.zip")
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.parametrize("file", ["summary.json", "experiment.json"])
-def test_archives_of_half_a_record_are_refused(tmp_path: Path, file: str) -> None:
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
-        packed.writestr(f"run/{file}", "{}")
-    with pytest.raises(UserError, match=r"has no (summary|experiment)\.json"):
-        Records(tmp_path / "results").unpack(tmp_path / "a.zip")
-    assert not (tmp_path / "results").exists()
-
-
-def _archive(folder: Path, content: bytes = b"{}") -> Path:
-    with zipfile.ZipFile(folder / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("run/experiment.json", "{}")
-        packed.writestr("run/summary.json", content)
-    return folder / "a.zip"
-
-
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        # Places in an entry of the list at an archive's end, and in the entry before its content.
-        ({"list": 8, "entry": 6}, b"\x01\x00"),
-        ({"list": 10, "entry": 8}, b"\x61\x00"),
-        ({"entry": 30 + len("run/experiment.json")}, b"\xff\xff"),
-    ],
-    ids=["encrypted", "an unknown compression", "damaged content"],
-)
-def test_archives_that_cannot_be_read_are_refused(tmp_path: Path, place: dict[str, int], value: bytes) -> None:
-    content = bytearray(_archive(tmp_path).read_bytes())
-    for mark, what in ((b"PK\x03\x04", "entry"), (b"PK\x01\x02", "list")):
-        if what in place:
-            at = content.index(mark) + place[what]
-            content[at : at + len(value)] = value
-    (tmp_path / "a.zip").write_bytes(content)
-    with pytest.raises(UserError, match="cannot be read"):
-        Records(tmp_path).unpack(tmp_path / "a.zip")
-
-
-def test_what_is_no_archive_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.zip").write_text("no zip")
-    with pytest.raises(UserError, match="cannot be read"):
-        Records(tmp_path).unpack(tmp_path / "a.zip")
-
-
-def test_archives_that_unpack_to_too_much_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyheads.studies.records._MOST_BYTES", 1000)
-    archive = _archive(tmp_path, b"{}" + b" " * 999)
-    assert archive.stat().st_size < 1000
-    with pytest.raises(UserError, match="too large"):
-        Records(tmp_path).unpack(archive)
-
-
-def test_a_record_taken_over_keeps_nothing_of_the_one_before(tmp_path: Path, records_lab: SimpleNamespace) -> None:
-    trial = PAPER.trial("deprl", "cifar10", 0.1, seed=1)
-    here, there = Records(tmp_path / "here"), Records(tmp_path / "there")
-    records_lab.write(here, trial)
-    records_lab.write(there, replace(trial, similarity=True), accuracy=0.1)
-    here.pack(tmp_path / "a.zip", [trial])
-    there.unpack(tmp_path / "a.zip")
-    assert {file.name for file in there.path(trial).iterdir()} == {file.name for file in here.path(trial).iterdir()}
-
-
-def test_taking_a_record_over_halfway_leaves_none(
-    tmp_path: Path, records_lab: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+def test_making_a_record_anew_halfway_leaves_none(
+    tmp_path: Path, made: tuple[Trial, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = PAPER.trial("deprl", "cifar10", 0.1, seed=1)
+    trial, path = made
     records = Records(tmp_path)
-    records_lab.write(records, trial)
-    records.pack(tmp_path / "a.zip", [trial])
+    records.keep(path, trial)
 
     def full(path: Path, content: bytes) -> None:
         raise UserError(f"cannot write {path}")
 
     monkeypatch.setattr("manyheads.studies.records.write_atomically", full)
     with pytest.raises(UserError, match="cannot write"):
-        records.unpack(tmp_path / "a.zip")
+        records.keep(path, trial)
     assert not records.have(trial)
-
-
-@pytest.mark.parametrize("part", ["summary.json", "workers.jsonl", "experiment.json", "sizes.json"])
-def test_a_damaged_record_takes_no_place(tmp_path: Path, records_lab: SimpleNamespace, part: str) -> None:
-    trial = PAPER.trial("deprl", "cifar10", 0.1, seed=1)
-    good, bad = Records(tmp_path / "good"), Records(tmp_path / "bad")
-    for records in (good, bad):
-        records_lab.write(records, trial)
-    (bad.path(trial) / part).write_text("null\n")
-    bad.pack(tmp_path / "a.zip", [trial])
-    with pytest.raises(UserError, match=f"{trial.name} is damaged: pack it again"):
-        good.unpack(tmp_path / "a.zip")
-    assert good.have(trial)
-    good.pack(tmp_path / "empty.zip", [])
-    with pytest.raises(UserError, match="holds no records"):
-        good.unpack(tmp_path / "empty.zip")

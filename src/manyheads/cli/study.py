@@ -22,8 +22,8 @@ examples:
   manyheads study table3 --quick           # a small version, for a minute
   manyheads study table3 --dry-run         # its runs, their time and memory
   manyheads study table3 --only data=cifar10 seed=1 --data-dir DIR
-  manyheads study all --budget-seconds 600 --no-checkpoints --archive new.zip
-  manyheads study --import new.zip
+  manyheads study all --budget-seconds 600 --no-checkpoints
+  manyheads study all --report             # on what is recorded
 
 What a study needs from its runs is kept in OUT/records, without weights: runs that are recorded there are not run
 again, whichever study they were made for. A study that was stopped or killed is continued by the same command.
@@ -72,12 +72,6 @@ def _add_options(parser: Parser) -> None:
     )
     parser.add_argument("--budget-seconds", type=number, metavar="X", help="skip runs that would not end in time")
     parser.add_argument("--no-checkpoints", action="store_true", help="write no weights; a run that is stopped is lost")
-    parser.add_argument(
-        "--archive", type=Path, metavar="FILE", help="also pack the records of these runs into a zip file"
-    )
-    parser.add_argument(
-        "--import", dest="archived", type=Path, metavar="FILE", help="add the records of such a file to OUT"
-    )
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     add_fields(parser, Runtime, _RUNTIME, title="where and how")
 
@@ -90,12 +84,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.studies.records import Records
 
     folder = args.out or (_QUICK_OUT if args.quick else _OUT)
-    if args.archived is not None:
-        with locked(folder):
-            print(*Records(folder).unpack(args.archived), sep="\n")
-    if args.list or (args.name is None and args.archived is None):
+    if args.list or args.name is None:
         print(facts([*((study.name, study.title) for study in STUDIES.values()), (NAME, TITLE)]))
-    if args.name is None or args.list:
         return
     if args.budget_seconds is not None and not args.budget_seconds > 0:
         raise UserError(f"--budget-seconds {args.budget_seconds:g} is not positive: give seconds above 0.")
@@ -104,10 +94,6 @@ def run(args: argparse.Namespace) -> None:
         print(_plan(trials, Records(folder), args))
         return
     with locked(folder):
-        if args.archive is not None:
-            # Packed before anything is trained too, so that a file that cannot be written is noticed at once.
-            records = Records(folder)
-            records.pack(args.archive, _recorded(trials, records).values())
         errors = {} if args.report else _run(trials, folder, args)
         _report(args.name, size, folder)
     if errors:
@@ -126,12 +112,6 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
     every = args.name == everything.NAME
     trials = everything.in_order(STUDIES, size) if every else get_study(args.name).grid(size)
     return size, without_repeats(only(trials, args.only))
-
-
-def _recorded(trials: "Sequence[Trial]", records: "Records") -> "dict[str, Trial]":
-    """The recorded ones of some trials and of the runs that their new workers build on, by name."""
-    both = {one.name: one for trial in trials for one in (trial.source, trial)}
-    return {name: one for name, one in both.items() if records.have(one)}
 
 
 def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
@@ -173,15 +153,7 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     if not args.quiet:
         print(f"{args.name}: {len(missing)} of {counted(len(trials), 'run')} still to be made", flush=True)
     missing = _with_data(missing, runtime.data_dir, strict=args.name != NAME)
-    # A command that continues also packs what it had made before.
-    made = _recorded(trials, records)
-
-    def keep(trial: "Trial") -> None:
-        made[trial.name] = trial
-        if args.archive is not None:
-            records.pack(args.archive, made.values())
-
-    runner = Runner(records, args.work, runtime, checkpoints=not args.no_checkpoints, kept=keep)
+    runner = Runner(records, args.work, runtime, checkpoints=not args.no_checkpoints)
     estimates = Costs(records.folder, pick_device(runtime.device).type).of_all(missing)
     shown = [
         Shown(trial.name, trial.rounds, one.seconds / trial.rounds)

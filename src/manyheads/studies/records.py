@@ -5,20 +5,16 @@ A record is a run directory without its weights: ``experiment.json``, ``metrics.
 report`` reads it as well.
 """
 
-import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 
 from manyheads.errors import UserError
-from manyheads.files import disk_errors, make_folder, replacing, to_json, with_floats, write_atomically
+from manyheads.files import disk_errors, make_folder, to_json, with_floats, write_atomically
 from manyheads.report.collect import Finished, find_runs
 from manyheads.store import Run
 from manyheads.store.layout import (
@@ -42,10 +38,6 @@ _FILES = (EXPERIMENT, METRICS, WORKERS, SIZES, SIMILARITY, SUMMARY)
 _MOST_LINES = 100
 """Evaluated rounds that are kept of a run."""
 _DIGITS = 6
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*")
-_GIVE = "give an archive that manyheads study wrote."
-_MOST_BYTES = 1 << 28
-"""The most that all files in an archive may take: they are held in memory together."""
 
 
 class Records:
@@ -113,50 +105,6 @@ class Records:
         _write(self.path(trial), files)
         return self.path(trial)
 
-    def pack(self, archive: Path, trials: Iterable[Trial]) -> None:
-        """Write some records into one zip file, whole or not at all."""
-        make_folder(archive.parent)
-        with (
-            disk_errors(archive),
-            replacing(archive) as file,
-            zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed,
-        ):
-            for trial in trials:
-                for path in sorted(self.path(trial).iterdir()):
-                    if path.name in _FILES:
-                        packed.write(path, f"{trial.name}/{path.name}")
-
-    def unpack(self, archive: Path) -> list[str]:
-        """Add the records of a zip file to these; gives their names."""
-        found: dict[str, dict[str, bytes]] = {}
-        try:
-            with zipfile.ZipFile(archive) as packed:
-                if sum(info.file_size for info in packed.infolist()) > _MOST_BYTES:
-                    raise UserError(f"{archive} is too large for records: {_GIVE}")
-                for info in packed.infolist():
-                    path = PurePosixPath(info.filename)
-                    if len(path.parts) != 2 or path.name not in _FILES or not _NAME.fullmatch(path.parts[0]):
-                        raise UserError(f"{archive} holds {info.filename}, which is not part of a record: {_GIVE}")
-                    found.setdefault(path.parts[0], {})[path.name] = packed.read(info)
-        except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-            # RuntimeError: the file is encrypted, or compressed in an unknown way.
-            raise UserError(f"{archive} cannot be read ({error}): {_GIVE}") from None
-        for name, files in found.items():
-            for needed in (EXPERIMENT, SUMMARY):
-                if needed not in files:
-                    raise UserError(f"{archive}: {name} has no {needed}: {_GIVE}")
-            with TemporaryDirectory() as folder:
-                # Checked before it replaces a record that is there.
-                for part, content in files.items():
-                    (Path(folder) / part).write_bytes(content)
-                if not _is_readable(Path(folder)):
-                    raise UserError(f"{archive}: {name} is damaged: pack it again where it was made.")
-        if not found:
-            raise UserError(f"{archive} holds no records: {_GIVE}")
-        for name, files in found.items():
-            _write(self.folder / name, files)
-        return sorted(found)
-
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write a record, replacing an earlier one. While it changes it has no summary, so that half a record is none."""
@@ -183,15 +131,6 @@ def _is_whole(record: Path, rounds: int) -> bool:
         if None in kept or kept[-1:] != [rounds]:
             return False
     return read_object(record / SIZES) is not None
-
-
-def _is_readable(record: Path) -> bool:
-    try:
-        read_description(record / EXPERIMENT)
-    except UserError:
-        return False
-    summary = read_object(record / SUMMARY)
-    return summary is not None and _is_whole(record, summary["rounds"])
 
 
 def _thinned(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -40,8 +40,6 @@ class Runner:
     runtime: Runtime
     checkpoints: bool = True
     """Whether weights go to disk, so that a stopped run goes on where it stopped."""
-    kept: Callable[[Trial], None] = lambda trial: None
-    """Told of every trial whose record has just been made."""
     _learned: dict[str, Learned] = field(default_factory=dict)
     """What trials that are not on disk have learned, by their names, for the new workers of later trials."""
 
@@ -110,7 +108,7 @@ class Runner:
         """A run in a directory of its own, continued where that stops."""
         for news in run_jobs([Job(trial.experiment, self.path(trial), trial.name)], runtime):
             if news.state == "finished" and not self.records.have(trial):
-                self._keep(self.path(trial), trial)
+                self.records.keep(self.path(trial), trial)
             yield news
 
     def _new_workers(self, trial: Trial, runtime: Runtime) -> Generator[News]:
@@ -137,7 +135,7 @@ class Runner:
             return
         for step in run(session):
             yield News(0, "running", source.rounds + step.round, step.record)
-        self._keep(out, trial)
+        self.records.keep(out, trial)
         yield News(0, "finished", trial.rounds)
 
     def _without_weights(
@@ -160,13 +158,9 @@ class Runner:
             directory.finish(record, about(session))
             # A run that was made again for new workers is recorded already, and keeps that record.
             if not self.records.have(trial):
-                self._keep(path, trial)
+                self.records.keep(path, trial)
         shutil.rmtree(path)
         yield News(0, "finished", trial.rounds)
-
-    def _keep(self, directory: Path, trial: Trial) -> None:
-        self.records.keep(directory, trial)
-        self.kept(trial)
 
     def _clear(self, trial: Trial, needed: set[str]) -> None:
         """Remove what no later trial needs; of run directories only those that are recorded."""
