@@ -29,6 +29,20 @@ def test_says_what_it_shows() -> None:
     assert text.count(">DePRL<") == 1, "methods are named once, at the left"
 
 
+def test_numbers_on_other_data_are_not_joined_to_ours() -> None:
+    for data, joined in (("", 1), ("HARBox", 0)):
+        picture = side_by_side("p", "t", [replace(PANEL, floor=None)], papers_data=data)
+        assert sum(line.get_linestyle() == "-" for line in picture.figure.axes[0].lines) == joined
+        assert ("the paper's on HARBox" in picture.alt) == bool(data)
+        assert (">the paper's on HARBox<" in picture.svg.decode()) == bool(data)
+
+
+def test_a_ring_alone_is_explained() -> None:
+    alone = replace(PANEL, gaps=[Gap("DePRL", None, None, 72.5), PANEL.gaps[1]])
+    for panel, said in ((PANEL, False), (alone, True)):
+        assert ("(alone: we have not run it)" in side_by_side("p", "t", [panel]).svg.decode()) == said
+
+
 def test_every_number_changes_the_picture() -> None:
     first, second = PANEL.gaps
     drawn = {

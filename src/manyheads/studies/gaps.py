@@ -38,16 +38,22 @@ class Panel:
     gaps: Sequence[Gap]
 
 
-def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
-    """Panels with the same methods in the same order, on one scale, so that gaps can be compared across panels."""
+def side_by_side(name: str, title: str, panels: Sequence[Panel], *, papers_data: str = "") -> Picture:
+    """Panels with the same methods in the same order, on one scale, so that gaps can be compared across panels.
+
+    ``papers_data``: those of the paper where ours are others; then a gap means nothing, and no line joins the two.
+    """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
 
     methods = [gap.method for gap in panels[0].gaps]
     several = any(gap.deviation for panel in panels for gap in panel.gaps)
     legend = {"ours ± deviation over seeds" if several else "ours": _OURS}
-    if any(gap.paper is not None for panel in panels for gap in panel.gaps):
-        legend["the paper's"] = _PAPERS
+    papers = "the paper's" + (papers_data and f" on {papers_data}")
+    known = [gap for panel in panels for gap in panel.gaps if gap.paper is not None]
+    if known:
+        alone = any(gap.ours is None for gap in known)
+        legend[papers + (" (alone: we have not run it)" if alone else "")] = _PAPERS
     if any(panel.floor is not None for panel in panels):
         legend["majority floor"] = _FLOOR
     left = 0.2 + max(text_width(method, LABEL_SIZE) for method in methods)
@@ -61,8 +67,8 @@ def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
             if panel.floor is not None:
                 axes.axvline(panel.floor, **_FLOOR)
             for row, gap in enumerate(panel.gaps):
-                known = [value for value in (gap.ours, gap.paper) if value is not None]
-                axes.plot(known, [row] * len(known), color=FAINT, linewidth=0.8, alpha=0.6, zorder=2)
+                if gap.ours is not None and gap.paper is not None and not papers_data:
+                    axes.plot([gap.ours, gap.paper], [row] * 2, color=FAINT, linewidth=0.8, alpha=0.6, zorder=2)
                 if gap.paper is not None:
                     axes.plot(gap.paper, row, zorder=3, **_PAPERS)
                 if gap.ours is not None:
@@ -79,7 +85,8 @@ def side_by_side(name: str, title: str, panels: Sequence[Panel]) -> Picture:
             loc="lower left", bbox_to_anchor=(left / width, 0), ncols=len(legend), frameon=False,
             fontsize=LABEL_SIZE, labelcolor=FAINT, borderaxespad=0.3, borderpad=0, handletextpad=0.3,
         )  # fmt: skip
-        return finish(name, figure, f"{title}, accuracy in percent. {' '.join(map(_said, panels))}", {})
+        about = f"{title}, accuracy in percent{papers_data and f', {papers}'}."
+        return finish(name, figure, f"{about} {' '.join(map(_said, panels))}", {})
 
 
 def _ends(panels: Sequence[Panel]) -> tuple[float, float]:

@@ -9,6 +9,9 @@ from typing import NamedTuple
 DATA = {"harbox": "mobiact"}
 """Data sets that cannot be had, and what takes their place."""
 
+REPLACED = {"mobiact": "HARBox"}
+"""Data sets that take the place of others -> what people call those."""
+
 STAND_IN = (
     "`mobiact` replaces HARBox (different people, phones and activities), so its rows do not reproduce the paper's."
 )

@@ -16,7 +16,7 @@ from manyheads.new_workers import NewWorkers
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end
 from manyheads.studies.gaps import Gap, Panel, side_by_side
-from manyheads.studies.published import Cell, Place, accuracies, data_title
+from manyheads.studies.published import REPLACED, Cell, Place, accuracies, data_title
 from manyheads.studies.results import Report, Results, beside, in_percent, percent, points, shared_seeds
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, joined
@@ -112,7 +112,7 @@ def _add_data(
     report.add_table(["Dirichlet", *(["graph"] if several else []), "floor", *map(title_of, algorithms)], lines)
     # Of a single method there is nothing to compare.
     if len({gap.method for panel in panels for gap in panel.gaps if gap.ours is not None}) > 1:
-        report.add_picture(side_by_side(data, data_title(data), panels))
+        report.add_picture(side_by_side(data, data_title(data), panels, papers_data=REPLACED.get(data, "")))
 
 
 def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> dict[Place, float]:
