@@ -1,6 +1,7 @@
 """``manyheads study``: a small study from beginning to end, without what only reports need, and two at once."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,13 @@ def test_a_small_study_from_beginning_to_end(tmp_path: Path, capsys: pytest.Capt
     assert list((tmp_path / "runs/studies").iterdir()) == []
     _study("consensus", *SMALL)
     assert "consensus: 0 of 2 runs still to be made" in capsys.readouterr().out
+    assert not (tmp_path / "runs/quick/README.md").exists()
+    _study("all", "--quick", "--report")
+    *reports, index = capsys.readouterr().out.splitlines()
+    assert index == "runs/quick/README.md"
+    text = (tmp_path / index).read_text()
+    assert f"| [{STUDIES['consensus'].title}](consensus.md) | 2 of 6 runs |" in text
+    assert [f"runs/quick/{page}" for page in re.findall(r"\((\w+\.md)\)", text)] == reports
 
 
 def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path) -> None:

@@ -190,9 +190,9 @@ def _with_data(trials: "Sequence[Trial]", data_dir: Path | None, *, strict: bool
 
 
 def _report(name: str, size: "Size", folder: Path) -> None:
-    """Write the study's report, or that of every study of which something is recorded."""
+    """Write the study's report, or that of every study of which something is recorded, and a list of them."""
     from manyheads.studies import STUDIES
-    from manyheads.studies.everything import NAME
+    from manyheads.studies.everything import NAME, write_index
     from manyheads.studies.records import Records
 
     records = Records(folder)
@@ -205,3 +205,5 @@ def _report(name: str, size: "Size", folder: Path) -> None:
         except ModuleNotFoundError as error:
             print(f"no report here, as {error.name} is not installed; the records are in {records.folder}")
             return
+    if name == NAME and studies:
+        print(write_index(studies, size, records, folder))

@@ -4,9 +4,15 @@ CIFAR-10 on a ring comes first, by heterogeneity, with DePRL, D-PSGD and DisPFL 
 sets in the same order; then graphs, new workers and ablations; and after that the same with each further seed.
 """
 
+from collections.abc import Iterable
+from pathlib import Path
+
 from manyheads.data.dataset import RAW
+from manyheads.studies.records import Records
+from manyheads.studies.results import Report
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, without_repeats
+from manyheads.units import counted
 
 NAME = "all"
 TITLE = "All of them, the most telling runs first"
@@ -37,3 +43,16 @@ def in_order(studies: dict[str, Study], size: Size) -> list[Trial]:
 
     pairs = [(name, trial) for name in _STUDIES for trial in studies[name].grid(size)]
     return without_repeats(trial for _, trial in sorted(pairs, key=rank))
+
+
+def write_index(studies: Iterable[Study], size: Size, records: Records, folder: Path) -> Path:
+    """Write ``README.md``, which leads to the reports of some studies and says how far each is."""
+    report, trials = Report("README", "Results"), {study: study.grid(size) for study in studies}
+    report.add_table(
+        ["study", "recorded"],
+        (
+            [f"[{study.title}]({study.name}.md)", f"{sum(map(records.have, asked))} of {counted(len(asked), 'run')}"]
+            for study, asked in trials.items()
+        ),
+    )
+    return report.write(folder)
