@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from manyheads import demo
-from manyheads.cli.compare import _add_options
+from manyheads.cli.compare import fill
 from manyheads.cli.options import experiments
 from manyheads.cli.parser import Parser
 
 
 def test_the_command_is_the_one_that_is_promised() -> None:
     parser = Parser(prog="test")
-    _add_options(parser)
+    fill(parser)
     args: argparse.Namespace = parser.parse(demo.COMMAND[1:])
     found = experiments(args)
     assert [e.algorithm.name for e in found[::8]] == ["deprl", "d-psgd", "local"]

@@ -19,7 +19,7 @@ SMALL = ["--quick", "--only", "dirichlet=0.1", "--device", "cpu", "--threads", "
 
 def _study(*words: str) -> None:
     parser = Parser(prog="manyheads")
-    study.add(parser.add_commands())
+    parser.add_commands([study])
     args = parser.parse(["study", *words])
     args.run(args)
 
@@ -75,7 +75,7 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path) -> 
         "from manyheads.cli import study\n"
         "from manyheads.cli.parser import Parser\n"
         "parser = Parser(prog='manyheads')\n"
-        "study.add(parser.add_commands())\n"
+        "parser.add_commands([study])\n"
         "args = parser.parse(sys.argv[1:])\n"
         "args.run(args)\n"
     )

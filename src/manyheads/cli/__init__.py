@@ -1,4 +1,4 @@
-"""The command line: ``manyheads COMMAND ...``; a command is a module with ``add(commands)`` and ``run(args)``."""
+"""The command line: ``manyheads COMMAND ...``; a command is a module with ``fill(parser)`` and ``run(args)``."""
 
 import io
 import os
@@ -97,9 +97,7 @@ def _parser() -> Parser:
         epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"manyheads {__version__}")
-    commands = parser.add_commands()
-    for command in (train, compare, join, report, study, inspect, export, predict):
-        command.add(commands)
+    parser.add_commands((train, compare, join, report, study, inspect, export, predict))
     return parser
 
 

@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.cli.parser import Commands, Parser, number
+from manyheads.cli.parser import Parser, number
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -17,6 +17,21 @@ if TYPE_CHECKING:
     from manyheads.jobs import Job, News
     from manyheads.report import Comparison
     from manyheads.tune import Tuning
+
+HELP = "run several algorithms, options and seeds side by side"
+USAGE = "manyheads compare ALGORITHM... [options] --out DIR"
+ABOUT = "Run several algorithms, options and seeds side by side, over the cores, and report on them."
+EXAMPLES = """\
+examples:
+  manyheads compare deprl d-psgd local --workers 32 --out runs/three
+  manyheads compare deprl fedrep --graph ring full --split iid dirichlet:0.3 \\
+    --out runs/grid
+  manyheads compare deprl d-psgd --relabel --tune --out runs/tuned
+
+Any option may take several values: every combination is run with every seed. Algorithms that do not have
+an option ignore it. A comparison that was stopped or killed is continued by the same command, which does only what is
+missing.
+"""
 
 _RUNTIME = (
     "data_dir",
@@ -30,36 +45,12 @@ _RUNTIME = (
 )
 """Fields of Runtime that are options here; a comparison runs in one process and always continues."""
 
-_EXAMPLES = """\
-examples:
-  manyheads compare deprl d-psgd local --workers 32 --out runs/three
-  manyheads compare deprl fedrep --graph ring full --split iid dirichlet:0.3 \\
-    --out runs/grid
-  manyheads compare deprl d-psgd --relabel --tune --out runs/tuned
-
-Any option may take several values: every combination is run with every seed. Algorithms that do not have
-an option ignore it. A comparison that was stopped or killed is continued by the same command, which does only what is
-missing.
-"""
-
 _TUNING = ("tuning on the first seed", "best rates on the other seeds")
 _TUNING_ON = "next best rates on the other seeds"
 """What the runs of a tuning are for, part by part; the last parts are for rates that turn out better than the best."""
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "compare",
-        help="run several algorithms, options and seeds side by side",
-        usage="manyheads compare ALGORITHM... [options] --out DIR",
-        description="Run several algorithms, options and seeds side by side, over the cores, and report on them.",
-        epilog=_EXAMPLES,
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_options, options_of
     from manyheads.compare import SEEDS
     from manyheads.experiment import Experiment

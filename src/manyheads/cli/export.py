@@ -4,8 +4,17 @@ import argparse
 import json
 from pathlib import Path
 
-from manyheads.cli.parser import Commands, Parser, whole_number
+from manyheads.cli.parser import Parser, whole_number
 from manyheads.errors import UserError
+
+HELP = "write one worker's trained net to a file"
+USAGE = "manyheads export RUN --worker K --out FILE"
+ABOUT = """\
+Write one worker's trained net as a safetensors file. Tensors are named as in your own net, so that its load_state_dict
+takes them, except for fedrod's second head, which your net does not have. The metadata, a JSON text under 'manyheads',
+says which net it is, what it takes and returns, how bytes become its inputs, which layer is the head, and how to load
+it with this package.
+"""
 
 _LOAD = """\
 # path: where this file lies
@@ -24,26 +33,8 @@ net.eval()
 # It takes floats. Where about["pixels"] is not null, byte b of a channel is (b / scale - mean) / std of that channel.
 """
 
-_ABOUT = """\
-Write one worker's trained net as a safetensors file. Tensors are named as in your own net, so that its load_state_dict
-takes them, except for fedrod's second head, which your net does not have. The metadata, a JSON text under 'manyheads',
-says which net it is, what it takes and returns, how bytes become its inputs, which layer is the head, and how to load
-it with this package.
-"""
 
-
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "export",
-        help="write one worker's trained net to a file",
-        usage="manyheads export RUN --worker K --out FILE",
-        description=_ABOUT,
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
     parser.add_argument("--worker", type=whole_number, required=True, metavar="K", help="whose net")
     parser.add_argument(

@@ -4,25 +4,18 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
 
 if TYPE_CHECKING:
     from manyheads.checkpoint import Snapshot
     from manyheads.session import Session
 
-
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "constants",
-        help="smoothness and noise where a run stands, and Theorem 1 with them",
-        usage="manyheads inspect constants DIR [options]",
-        description="Estimate L, sigma^2 and varsigma^2 at a run's mean representation, and the rates they call for.",
-        fill=_add_options,
-        run=run,
-    )
+HELP = "smoothness and noise where a run stands, and Theorem 1 with them"
+USAGE = "manyheads inspect constants DIR [options]"
+ABOUT = "Estimate L, sigma^2 and varsigma^2 at a run's mean representation, and the rates they call for."
 
 
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Runtime
 

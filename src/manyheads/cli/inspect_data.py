@@ -4,11 +4,15 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
 from manyheads.units import counted
 
 if TYPE_CHECKING:
     import numpy as np
+
+HELP = "sizes of the shards and the worker-by-class map of a split"
+USAGE = "manyheads inspect data [options]"
+ABOUT = "Print how a split deals a data set to the workers, and draw the worker-by-class map."
 
 _OPTIONS = ("data", "workers", "split", "test_split", "relabel", "validation", "seed")
 _SHADES = " ░▒▓█"
@@ -16,18 +20,7 @@ _LEGEND = "of the worker's samples: ░ below 25 %, ▒ below 50 %, ▓ below 75
 _MOST_ROWS, _MOST_COLUMNS = 39, 60
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "data",
-        help="sizes of the shards and the worker-by-class map of a split",
-        usage="manyheads inspect data [options]",
-        description="Print how a split deals a data set to the workers, and draw the worker-by-class map.",
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Experiment, Runtime
 

@@ -3,23 +3,16 @@
 import argparse
 from pathlib import Path
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
+
+HELP = "degrees, spectral gap and a picture of a graph"
+USAGE = "manyheads inspect graph [options]"
+ABOUT = "Print what there is to know about a graph and its mixing weights, and draw it."
 
 _OPTIONS = ("graph", "workers", "weights", "redraw", "link_failure", "worker_failure", "seed")
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "graph",
-        help="degrees, spectral gap and a picture of a graph",
-        usage="manyheads inspect graph [options]",
-        description="Print what there is to know about a graph and its mixing weights, and draw it.",
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Experiment
 

@@ -3,22 +3,15 @@
 import argparse
 from math import inf
 
-from manyheads.cli.parser import Commands, Parser, number
+from manyheads.cli.parser import Parser, number
 from manyheads.errors import UserError
 
-
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "memory",
-        help="memory a run takes on a GPU, and how many workers fit",
-        usage="manyheads inspect memory ALGORITHM [options]",
-        description="Print how much GPU memory a run would take; needs no GPU.",
-        fill=_add_options,
-        run=run,
-    )
+HELP = "memory a run takes on a GPU, and how many workers fit"
+USAGE = "manyheads inspect memory ALGORITHM [options]"
+ABOUT = "Print how much GPU memory a run would take; needs no GPU."
 
 
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_options
 
     parser.add_argument(

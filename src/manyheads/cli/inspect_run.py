@@ -5,22 +5,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
 from manyheads.errors import flag
 
-
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "run",
-        help="what ran in a directory and where it stands",
-        usage="manyheads inspect run DIR",
-        description="Print what ran in a directory, which options differ from the defaults, and how far it has come.",
-        fill=_add_options,
-        run=run,
-    )
+HELP = "what ran in a directory and where it stands"
+USAGE = "manyheads inspect run DIR"
+ABOUT = "Print what ran in a directory, which options differ from the defaults, and how far it has come."
 
 
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="run directory")
 
 

@@ -2,23 +2,16 @@
 
 import argparse
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
+
+HELP = "seconds a mini-batch takes, for --step-seconds"
+USAGE = "manyheads inspect speed [options]"
+ABOUT = "Measure how long one core takes for a mini-batch of a net: what to give as --step-seconds."
 
 _OPTIONS = ("data", "model", "head", "norm", "batch_size", "precision")
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "speed",
-        help="seconds a mini-batch takes, for --step-seconds",
-        usage="manyheads inspect speed [options]",
-        description="Measure how long one core takes for a mini-batch of a net: what to give as --step-seconds.",
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Experiment, Runtime
 

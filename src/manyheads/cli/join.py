@@ -3,9 +3,11 @@
 import argparse
 from pathlib import Path
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
 
-_ABOUT = """\
+HELP = "let new workers use what a run has learned"
+USAGE = "manyheads join RUN [options]"
+ABOUT = """\
 Take the representation that a finished run has learned, freeze it, and let new workers with a fresh split of the data
 train heads of their own on it. If the run's algorithm has no personal heads, the last layer is trained anew. The result
 is a run like any other, with a round for each pass.
@@ -14,18 +16,7 @@ is a run like any other, with a round for each pass.
 _RUNTIME = ("out", "data_dir", "device", "engine", "threads", "eval_every", "checkpoint_every", "deterministic")
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "join",
-        help="let new workers use what a run has learned",
-        usage="manyheads join RUN [options]",
-        description=_ABOUT,
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Runtime
     from manyheads.new_workers import NewWorkers

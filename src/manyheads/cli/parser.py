@@ -1,15 +1,14 @@
 """The argument parser: argparse with one-line errors, near names, and options that are made only when needed."""
 
 import argparse
+import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from types import ModuleType
 from typing import Any, NoReturn
 
 from manyheads.errors import UserError, unknown
-
-Commands = Any
-"""What ``Parser.add_commands`` gives and a command's ``add`` takes: argparse's own type for it has no public name."""
 
 _NEAR = 0.7
 """How alike an unknown option and the one that may have been meant must be, 0 to 1."""
@@ -58,13 +57,26 @@ class Parser(argparse.ArgumentParser):
     ) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
         self._fill = fill
-        self._commands: Commands = None
+        # argparse's own type for it has no public name.
+        self._commands: Any = None
         self.set_defaults(parser=self, run=run or (lambda args: self.print_help()))
 
-    def add_commands(self) -> Commands:
-        """Let the first word choose among commands, which are then added with ``add_parser``."""
+    def add_commands(self, modules: Iterable[ModuleType]) -> None:
+        """Let the first word choose among commands, each a module of that name, ``inspect_data`` for ``data``.
+
+        It says HELP in the list of commands, and USAGE, ABOUT and perhaps EXAMPLES in its own help.
+        """
         self._commands = self.add_subparsers(metavar="COMMAND", title="commands", prog=self.prog, parser_class=Parser)
-        return self._commands
+        for module in modules:
+            self._commands.add_parser(
+                re.split(r"[._]", module.__name__)[-1],
+                help=module.HELP,
+                usage=module.USAGE,
+                description=module.ABOUT,
+                epilog=vars(module).get("EXAMPLES"),
+                fill=module.fill,
+                run=module.run,
+            )
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         if self._fill is not None:

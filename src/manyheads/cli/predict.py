@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.cli.parser import Commands, Parser, whole_number
+from manyheads.cli.parser import Parser, whole_number
 from manyheads.errors import UserError, user_code
 from manyheads.units import counted
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from manyheads.store import Run
 
-_CHUNK = 128
-
-_ABOUT = """\
+HELP = "use one worker's trained net on samples of your own"
+USAGE = "manyheads predict RUN --worker K --data FILE [--out FILE]"
+ABOUT = """\
 Classify the samples x of an npz file with one worker's trained net. With labels y in the file, the accuracy is printed;
 with --out, classes and probabilities are written to an npz; with neither, the classes are printed, one per line. After
 --relabel, classes are numbered as the worker itself numbers them, and there is no accuracy. A net that has no score for
@@ -30,19 +30,10 @@ first: after 'from manyheads.data import load', load('cifar10').x_test holds sam
 them.
 """
 
-
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "predict",
-        help="use one worker's trained net on samples of your own",
-        usage="manyheads predict RUN --worker K --data FILE [--out FILE]",
-        description=_ABOUT,
-        fill=_add_options,
-        run=run,
-    )
+_CHUNK = 128
 
 
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
     parser.add_argument("--worker", type=whole_number, required=True, metavar="K", help="whose net")
     parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="npz with x and, if known, y")

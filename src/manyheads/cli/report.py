@@ -3,9 +3,11 @@
 import argparse
 from pathlib import Path
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
 
-_ABOUT = """\
+HELP = "write a page about runs: tables, pictures, CSV"
+USAGE = "manyheads report DIR"
+ABOUT = """\
 Report on all finished runs under a folder: DIR/report.html, a page that opens without a network, its pictures in
 DIR/figures (SVG, PNG and PDF) and every number in DIR/csv, with the table for LaTeX; the table is printed too. The runs
 must agree on everything but the algorithm and its options, the seed, options that were run as a full grid, and what
@@ -13,18 +15,7 @@ follows from the data set.
 """
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "report",
-        help="write a page about runs: tables, pictures, CSV",
-        usage="manyheads report DIR",
-        description=_ABOUT,
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     parser.add_argument("directory", metavar="DIR", type=Path, help="a run, or a folder of runs")
 
 

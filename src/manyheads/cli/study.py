@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Commands, Parser, number
+from manyheads.cli.parser import Parser, number
 from manyheads.errors import UserError
 from manyheads.units import counted
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from manyheads.studies.records import Records
     from manyheads.studies.trial import Size, Trial
 
-_EXAMPLES = """\
+HELP = "reproduce a table or figure of the paper"
+USAGE = "manyheads study NAME [options]"
+ABOUT = "Make the runs behind a table or figure of the DePRL paper and report on them."
+EXAMPLES = """\
 examples:
   manyheads study --list
   manyheads study table3 --quick           # a small version, for a minute
@@ -33,19 +36,7 @@ _RUNTIME = ("data_dir", "device", "engine", "threads")
 _OUT, _QUICK_OUT, _WORK = Path("results"), Path("runs", "quick"), Path("runs", "studies")
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "study",
-        help="reproduce a table or figure of the paper",
-        usage="manyheads study NAME [options]",
-        description="Make the runs behind a table or figure of the DePRL paper and report on them.",
-        epilog=_EXAMPLES,
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields, options_of
     from manyheads.experiment import Experiment, Runtime
 

@@ -7,14 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Commands, Parser
+from manyheads.cli.parser import Parser
 from manyheads.errors import UserError, flag
 
 if TYPE_CHECKING:
     from manyheads.experiment import Experiment
     from manyheads.session import Session
 
-_EXAMPLES = """\
+HELP = "train one algorithm"
+USAGE = "manyheads train ALGORITHM [options]"
+ABOUT = "Train one algorithm, continuing where the run directory stopped."
+EXAMPLES = """\
 examples:
   manyheads train deprl --workers 32 --split dirichlet:0.1 --graph random:0.25
   manyheads train deprl --rounds 200       # a finished run goes on to round 200
@@ -26,19 +29,7 @@ more rounds is continued by the same command.
 """
 
 
-def add(commands: Commands) -> None:
-    commands.add_parser(
-        "train",
-        help="train one algorithm",
-        usage="manyheads train ALGORITHM [options]",
-        description="Train one algorithm, continuing where the run directory stopped.",
-        epilog=_EXAMPLES,
-        fill=_add_options,
-        run=run,
-    )
-
-
-def _add_options(parser: Parser) -> None:
+def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_options
 
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
