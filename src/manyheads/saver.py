@@ -156,4 +156,5 @@ def about(session: Session) -> dict[str, Any]:
         found |= describe(session.mixing).numbers
     if session.sites:
         found["disturbances"] = session.sites.disturbances
-    return {**found, "root": experiment.root, "notes": session.notes, "runtime": session.describe_runtime()}
+    found |= {"title": experiment.algorithm.title, "root": experiment.root}
+    return {**found, "notes": session.notes, "runtime": session.describe_runtime()}

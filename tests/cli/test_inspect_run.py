@@ -62,9 +62,11 @@ def test_a_run_of_an_algorithm_that_is_not_registered(capsys, finished: Path, tm
     run = shutil.copytree(finished, tmp_path / "run")
     path = run / "experiment.json"
     path.write_text(path.read_text().replace('"name": "deprl"', '"name": "mine", "every": 3'))
-    lines = [" ".join(line.split()) for line in _inspect(capsys, run)]
-    assert lines[0].startswith("mine on digits: ")
-    assert "option --every 3" in lines
+    summary = (run / "summary.json").read_text()
+    for title, said in ("My own", "My own on digits: "), (None, "mine on digits: "):
+        (run / "summary.json").write_text(json.dumps({**json.loads(summary), "title": title}))
+        lines = [" ".join(line.split()) for line in _inspect(capsys, run)]
+        assert lines[0].startswith(said) and "option --every 3" in lines
 
 
 def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:

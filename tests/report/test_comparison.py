@@ -1,12 +1,15 @@
 import itertools
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from manyheads.algorithms import DPSGD
 from manyheads.errors import UserError
 from manyheads.report.comparison import open_comparison, shown, slugs
 from manyheads.report.options import options_by_data
+from manyheads.rounds import run
 
 
 def test_seeds_of_a_system_are_one_cell(tmp_path: Path, write_run):
@@ -100,6 +103,18 @@ def test_an_algorithm_that_looks_at_no_weights_belongs_to_any(tmp_path: Path, wr
     comparison = open_comparison(tmp_path)
     assert comparison.grid == ("weights",)
     assert comparison.cells[1, 0] == comparison.cells[1, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(DPSGD):
+    name = "own"
+    title = "My own"
+
+
+def test_an_algorithm_that_is_not_registered_has_its_title(tmp_path: Path, lab):
+    session = lab.opened(lab.tiny(Own()))
+    list(run(replace(session, runtime=replace(lab.cpu, out=tmp_path / "run"))))
+    assert [system.label for system in open_comparison(tmp_path).systems] == ["My own"]
 
 
 def test_algorithms_of_ones_own_stand_beside_the_others(tmp_path: Path, write_run):

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> None:
     description, records, summary = run.description, run.metrics(), run.summary()
     done = records[-1]["round"] if records else 0
     name = description["algorithm"]["name"]
-    print(headline(title_of(name), {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
+    title = (summary or {}).get("title") or title_of(name)
+    print(headline(title, {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
     unfinished = f"not complete; continues from round {latest_round(args.directory / CHECKPOINT)}"
     lines = [
         ("seed", str(description["seed"])),

@@ -288,6 +288,8 @@ def _some(names: Sequence[str]) -> str:
 def _systems(runs: Sequence[Finished]) -> list[System]:
     """The algorithms in the registry's order; variants of one are labelled with the options in which they differ."""
     order = [*REGISTRY, *sorted({run.algorithm for run in runs} - REGISTRY.keys())]
+    # A user's own algorithm need not be registered here. Older runs do not have their title.
+    titles = {run.algorithm: run.summary.get("title") for run in runs}
     systems = []
     for algorithm in order:
         mine = [run.own for run in runs if run.algorithm == algorithm]
@@ -296,7 +298,7 @@ def _systems(runs: Sequence[Finished]) -> list[System]:
         told = [name for name in names if name not in _IDS]
         if len({json.dumps([own.get(name) for name in told]) for own in variants}) == len(variants):
             names = told
-        title = title_of(algorithm)
+        title = str(titles.get(algorithm) or title_of(algorithm))
         for own in sorted(variants, key=lambda own: [_natural(own.get(name)) for name in names]):
             label = ", ".join([title, *(f"{words(name)} {shown(own.get(name))}" for name in names)])
             systems.append(System(label, algorithm, own))
