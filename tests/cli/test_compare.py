@@ -89,9 +89,10 @@ def test_several_data_sets(capsys: pytest.CaptureFixture) -> None:
 
 def test_scores_and_work_that_are_not_alike_are_told(capsys: pytest.CaptureFixture, undrawn: None) -> None:
     words = ["--preset", "original", "--workers", "3", "--rounds", "1", "--threads", "1", "--seeds", "1"]
-    lines = _compare(capsys, "deprl", "dispfl", *words, "--out", "two")
-    assert "note: scored as local training leaves them, not after mixing (order mix-train): DisPFL" in lines
-    assert "note: local work in a round: 3 passes (DePRL); 5 passes (DisPFL)" in lines
+    # Sentences are wrapped to the width of the terminal.
+    said = " ".join(_compare(capsys, "deprl", "dispfl", *words, "--out", "two"))
+    assert "note: scored as local training leaves them, not after mixing (order mix-train): DisPFL" in said
+    assert "note: local work in a round: 3 passes (DePRL); 5 passes (DisPFL)" in said
 
 
 def test_a_narrow_terminal_gets_the_first_columns(
