@@ -92,6 +92,8 @@ def test_a_straight_forward_is_a_chain_with_the_same_numbers_under_the_same_name
     assert net.module_state().keys() == module.state_dict().keys()
     assert all(torch.equal(leaf, module.state_dict()[leaf_name]) for leaf_name, leaf in net.module_state().items())
     assert torch.allclose(net.eval()(X), module.eval()(X))
+    # A layer that stands in two places would be listed once.
+    assert len([*net.named_modules()]) == len([*net.named_modules(remove_duplicate=False)])
 
 
 def test_images_are_a_chain_too() -> None:
@@ -102,7 +104,7 @@ def test_images_are_a_chain_too() -> None:
 
 
 def _without_gradient(net: Net, x: Tensor) -> Tensor:
-    with torch.no_grad():
+    with torch.set_grad_enabled(not net.training):
         x = net.act(net.first(x.flatten(1)))
     return net.out(net.second(x))
 
@@ -116,7 +118,12 @@ CROOKED = {
     "other layers in training": lambda net, x: net.out(
         net.act(net.second(net.first(x.flatten(1)))) if net.training else net.second(net.first(x.flatten(1)))
     ),
-    "no gradient": _without_gradient,
+    "other layers in evaluation": lambda net, x: net.out(
+        net.second(net.first(x.flatten(1))) if net.training else net.act(net.second(net.first(x.flatten(1))))
+    ),
+    "no gradient in training": _without_gradient,
+    "what came before the last layer": lambda net, x: net.out((y := net.first(x.flatten(1)), net.second(y))[0]),
+    "halves of samples": lambda net, x: net.out(net.second(net.first(x.view(x.size(0), -1).flip(1)))),
     "layers told apart by kind": lambda net, x: net.out(
         net.second(net.act(net.first(x.flatten(1)))) if isinstance(net.first, nn.Linear) else net.first(x.flatten(1))
     ),
@@ -155,3 +162,22 @@ def test_statistics_of_batchnorm_and_layers_of_dropout_are_ours_as_before() -> N
         "manyheads.models.dropout",
     ]
     assert net.moving and all(name.startswith("representation.norm.") for name in net.moving)
+
+
+def test_a_net_that_fails_on_the_way_back_is_left_to_those_who_try_its_gradients() -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, *gradients: Tensor) -> Tensor:
+            raise RuntimeError("no way back")
+
+    class Layer(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return Failing.apply(x)
+
+    module = plain(lambda net, x: net.out(net.second(net.extra(net.first(x.flatten(1))))))
+    module.extra = Layer()
+    assert type(made(module).representation) is Net

@@ -1,8 +1,8 @@
 """A net whose forward only applies layers one after another, made into the nn.Sequential that does the same.
 
 Engines are fastest on an nn.Sequential, whose layers they know; of a forward they know nothing. So forward is run on a
-stand-in for its input, which notes the layers that it passes through. If forward does anything else with it, the module
-stays as it is. Every tensor keeps its name.
+stand-in for its input, which notes the layers that it passes through. If it does anything else, or the nn.Sequential
+then gives other outputs or gradients, the module stays as it is. Every tensor keeps its name.
 """
 
 import copy
@@ -17,17 +17,11 @@ from manyheads.models.layers import children, has_hooks, put
 from manyheads.models.split import Split
 from manyheads.models.trials import alike
 
-_BATCH = object()
-"""The number of samples, which forward may ask for in order to flatten them."""
 _PLAIN = (nn.ReLU, nn.Flatten, nn.MaxPool2d)
 """Layers without tensors that forward may apply many times, or as functions."""
 
 Steps = list[tuple[str, nn.Module]]
 """Layers in the order in which they are applied, by their dotted names."""
-
-
-class _NotStraight(Exception):
-    """Forward does more than apply layers one after another."""
 
 
 def straightened(net: Split, example: Tensor) -> Split:
@@ -36,7 +30,10 @@ def straightened(net: Split, example: Tensor) -> Split:
     for name in ("representation", *net.head_names):
         put(straight, name, _straightened(straight.get_submodule(name)))
     changed = any(type(a) is not type(b) for a, b in zip(net.modules(), straight.modules(), strict=False))
-    return straight if changed and _compute_the_same(net, straight, example) else net
+    try:
+        return straight if changed and _compute_the_same(net, straight, example) else net
+    except Exception:  # a net that fails on the way back is refused by name, when its gradients are tried
+        return net
 
 
 def _straightened(module: nn.Module) -> nn.Module:
@@ -46,29 +43,18 @@ def _straightened(module: nn.Module) -> nn.Module:
     if type(module).__module__.startswith("torch."):
         return module
     try:
-        return _nested([(name, _straightened(layer)) for name, layer in _steps(module)])
+        straight = _nested([(name, _straightened(layer)) for name, layer in _Trace(module).steps])
     except Exception:  # whatever forward raises on what is not a tensor
         return module
-
-
-def _steps(module: nn.Module) -> Steps:
-    """The layers that forward applies, the same in train mode and in eval mode."""
-    if has_hooks(module) or type(module).__call__ is not nn.Module.__call__:
-        raise _NotStraight
-    steps, in_eval_mode = _Trace(module, training=True).steps, _Trace(module, training=False).steps
-    tensors = [f"{name}.{leaf}" for name, layer in steps for leaf in layer.state_dict()]
-    if [name for name, _ in steps] != [name for name, _ in in_eval_mode] or {*tensors} != module.state_dict().keys():
-        raise _NotStraight
-    return steps
+    same_names = straight.state_dict().keys() == module.state_dict().keys()
+    return straight if same_names and not has_hooks(module) else module
 
 
 def _nested(steps: Steps) -> nn.Sequential:
-    """Layers with dotted names, those in one folder next to each other, as an nn.Sequential of nn.Sequentials."""
+    """Layers with dotted names as an nn.Sequential, of nn.Sequentials where names share a beginning."""
     folders: dict[str, Steps] = {}
     for name, layer in steps:
         first, _, rest = name.partition(".")
-        if first in folders and not (rest and first == next(reversed(folders))):
-            raise _NotStraight
         folders.setdefault(first, []).append((rest, layer))
     return nn.Sequential(
         OrderedDict((name, _nested(inside) if inside[0][0] else inside[0][1]) for name, inside in folders.items())
@@ -78,13 +64,9 @@ def _nested(steps: Steps) -> nn.Sequential:
 class _Trace:
     """What a module's forward applies to its input."""
 
-    def __init__(self, module: nn.Module, *, training: bool) -> None:
+    def __init__(self, module: nn.Module) -> None:
         self.steps: Steps = []
-        self.latest = _Passing(self)
-        shell = self._shell(module, "")
-        shell.training = training
-        if shell.forward(self.latest) is not self.latest or not self.steps:
-            raise _NotStraight
+        self._shell(module, "").forward(_Passing(self))
 
     def _shell(self, module: nn.Module, prefix: str) -> nn.Module:
         """The module with stand-ins for its layers; of a list of layers, which is no layer, with those inside it."""
@@ -97,18 +79,15 @@ class _Trace:
         }
         return shell
 
-    def apply(self, x: object, layer: nn.Module, name: str = "") -> "_Passing":
-        """Note that a layer is applied to what the one before it gave."""
-        if x is not self.latest or any(name == other for other, _ in self.steps):
-            raise _NotStraight
+    def apply(self, layer: nn.Module, name: str = "") -> "_Passing":
+        """Note that a layer is applied, to what the one before it gave if forward is straight."""
         if type(layer) in _PLAIN:
             # Named after its place, next to the layer before it.
             folder = self.steps[-1][0].rpartition(".")[0] if self.steps else ""
             name = f"{folder}.{len(self.steps)}-{type(layer).__name__}".removeprefix(".")
             layer = copy.deepcopy(layer)
         self.steps.append((name, layer))
-        self.latest = _Passing(self)
-        return self.latest
+        return _Passing(self)
 
 
 class _StandIn(nn.Module):
@@ -119,7 +98,7 @@ class _StandIn(nn.Module):
         self.trace, self.name, self.layer = trace, name, layer
 
     def forward(self, x: object) -> "_Passing":
-        return self.trace.apply(x, self.layer, self.name)
+        return self.trace.apply(self.layer, self.name)
 
 
 class _Passing:
@@ -128,21 +107,19 @@ class _Passing:
     def __init__(self, trace: _Trace) -> None:
         self.trace = trace
 
-    shape = (_BATCH,)
+    shape = (None,)
+    """Only the number of samples may be asked for, in order to flatten them."""
 
     def size(self, dim: int) -> object:
         return self.shape[dim]
 
     def relu(self) -> "_Passing":
-        return self.trace.apply(self, nn.ReLU())
+        return self.trace.apply(nn.ReLU())
 
     def flatten(self, start_dim: int, end_dim: int = -1) -> "_Passing":
-        return self.trace.apply(self, nn.Flatten(start_dim, end_dim))
+        return self.trace.apply(nn.Flatten(start_dim, end_dim))
 
     def view(self, samples: object, features: int) -> "_Passing":
-        """As flatten where it keeps the number of samples, on which the net was tried."""
-        if (samples is not _BATCH or features != -1) and samples != -1:
-            raise _NotStraight
         return self.flatten(1)
 
     reshape = view
@@ -155,12 +132,15 @@ class _Passing:
         if function is torch.flatten:
             return x.flatten(*rest, **options)
         if function is F.max_pool2d:
-            return x.trace.apply(x, nn.MaxPool2d(*rest, **options))
-        raise _NotStraight
+            return x.trace.apply(nn.MaxPool2d(*rest, **options))
+        raise NotImplementedError(function)
 
 
 def _compute_the_same(net: Split, straight: Split, example: Tensor) -> bool:
-    """Whether two nets give the same outputs and gradients, in train mode and in eval mode."""
+    """Whether two nets give the same outputs and gradients, in train mode and in eval mode.
+
+    Only gradients show what forward hides from them, as torch.no_grad does.
+    """
     for mode in (True, False):
         (output, gradients), (other, others) = (_tried(one, example, mode) for one in (net, straight))
         if not alike(output, other) or gradients.keys() != others.keys():
