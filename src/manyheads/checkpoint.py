@@ -25,7 +25,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from manyheads.errors import Passing, UserError
+from manyheads.errors import Transient, UserError
 from manyheads.files import make_folder, sha256, shows, write_atomically, write_tensors
 from manyheads.tree import Buffers, Params
 
@@ -142,7 +142,7 @@ class Checkpoints:
         files = self._written(place)
         held = [range(rows.first, rows.stop) for rows in files]
         if len(files) != self.num_ranks or not covers(held, self.num_workers):
-            raise Passing(
+            raise Transient(
                 f"{place} holds the rows of {len(files)} of {self.num_ranks} processes:"
                 " choose an --out on a disk that all of them see."
             )
@@ -168,7 +168,7 @@ class Checkpoints:
 
     def _check_generation(self) -> None:
         if (found := self._owner()) not in (None, self.generation):
-            raise Passing(
+            raise Transient(
                 f"{self.folder} was taken over by a later start of this run, generation {found}:"
                 f" stop this one, generation {self.generation}."
             )

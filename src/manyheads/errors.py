@@ -19,7 +19,7 @@ class Diverged(UserError):
     """A loss is not a number any more: with these rates the run cannot go on."""
 
 
-class Passing(UserError):
+class Transient(UserError):
     """An error that may be gone when the same command is started again: something is missing just now."""
 
 

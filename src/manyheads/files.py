@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.errors import Passing, UserError
+from manyheads.errors import Transient, UserError
 from manyheads.tree import as_bytes, fingerprint
 
 _POLL_SECONDS = 0.1
@@ -69,7 +69,7 @@ def disk_errors(path: Path, instead: str = "write elsewhere") -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise Passing(f"cannot write {path}: {reason}. Fix that and start again, or {instead}.") from None
+        raise Transient(f"cannot write {path}: {reason}. Fix that and start again, or {instead}.") from None
 
 
 def make_folder(folder: Path) -> None:
@@ -90,7 +90,7 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
     try:
         with disk_errors(folder):
             if not shows(lambda: _ours(handle), patience):
-                raise Passing(f"another run is writing to {folder}: wait for it, stop it, or choose another --out.")
+                raise Transient(f"another run is writing to {folder}: wait for it, stop it, or choose another --out.")
         yield
     finally:
         os.close(handle)

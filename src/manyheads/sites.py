@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.errors import Passing, UserError
+from manyheads.errors import Transient, UserError
 from manyheads.files import write_json
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.store.layout import SITE, read_object
@@ -49,8 +49,8 @@ class Sites:
         """Whether somebody has been away for too long."""
         return any(time.time() - since > self.timeout for since in self._since.values())
 
-    def never_there(self, files: object) -> Passing:
-        return Passing(
+    def never_there(self, files: object) -> Transient:
+        return Transient(
             f"no process sees the file of worker {self.away[0]} ({files}): start its site too, or give fewer --workers."
         )
 

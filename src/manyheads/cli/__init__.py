@@ -11,7 +11,7 @@ from threading import current_thread, main_thread
 from manyheads import __version__
 from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
-from manyheads.errors import Passing, UserError, first_line, is_out_of_memory, one_line
+from manyheads.errors import Transient, UserError, first_line, is_out_of_memory, one_line
 from manyheads.machine import rank, started_together
 from manyheads.network.restarts import give_up
 
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except UserError as error:
-        if not isinstance(error, Passing):
+        if not isinstance(error, Transient):
             give_up()
         return _fail(str(error))
     except KeyboardInterrupt as error:

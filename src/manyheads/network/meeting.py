@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from manyheads.errors import Passing, UserError
+from manyheads.errors import Transient, UserError
 from manyheads.machine import local_rank, started_together
 from manyheads.network.processes import POLL_SECONDS, Processes, ask, named
 
@@ -98,7 +98,7 @@ def _open_store(address: str, port: int, rank: int, keeps: bool, timeout: float)
         began + timeout - time.monotonic(),
     )
     if store is None and keeps:
-        raise Passing(f"process 0 cannot listen on port {port}: check that it is free, or give another MASTER_PORT.")
+        raise Transient(f"process 0 cannot listen on port {port}: check that it is free, or give another MASTER_PORT.")
     if store is None:
         raise _nobody_at(address, port, rank, timeout)
     return store
@@ -111,7 +111,7 @@ def _listens(address: str, port: int) -> bool:
 
 
 def _nobody_at(address: str, port: int, rank: int, timeout: float) -> UserError:
-    return Passing(
+    return Transient(
         f"process {rank} found no process 0 at {address}:{port} within {timeout:g} s: check that it was started, and"
         " that the hosts can reach each other."
     )
@@ -159,7 +159,7 @@ def _assemble(processes: Processes, store: Store) -> None:
 
 
 def _not_there(ranks: list[int], count: int, timeout: float) -> UserError:
-    return Passing(
+    return Transient(
         f"{named(ranks)} of {count} did not join within {timeout:g} s: check that all were started and are still"
         " running."
     )

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
-from manyheads.errors import Passing, UserError, one_line
+from manyheads.errors import Transient, UserError, one_line
 from manyheads.network.restarts import how_it_goes_on
 from manyheads.units import plural
 
@@ -241,8 +241,8 @@ class Processes:
         alive = f"check whether {'they are' if several else 'it is'} still running"
         if waited < self.timeout:
             lost = "were lost: see their output" if several else "was lost: see its output"
-            return Passing(f"{who} {lost}, and {alive}. {how_it_goes_on()}")
-        return Passing(
+            return Transient(f"{who} {lost}, and {alive}. {how_it_goes_on()}")
+        return Transient(
             f"{who} did not answer within {self.timeout:g} s: {alive}; if a round takes longer, give a longer"
             f" --timeout. {how_it_goes_on()}"
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from manyheads.checkpoint import covers, latest_round
 from manyheads.data.federation import is_other_data
-from manyheads.errors import Passing, UserError
+from manyheads.errors import Transient, UserError
 from manyheads.experiment import Experiment, flat
 from manyheads.files import (
     disk_errors,
@@ -177,7 +177,7 @@ class RunDirectory:
         whole = shows(lambda: covers(self._some_models(), num_workers), patience)
         found = self._some_models()
         if not whole:
-            raise Passing(
+            raise Transient(
                 f"{self.path} holds the models of {sum(map(len, found))} of {num_workers} workers:"
                 " choose an --out on a disk that all processes see."
             )
