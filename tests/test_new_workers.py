@@ -192,14 +192,14 @@ def test_data_that_have_changed_under_their_name(lab: SimpleNamespace, tmp_path:
 
 def test_new_workers_keep_the_samples_they_bring(lab: SimpleNamespace, tmp_path: Path) -> None:
     source, data = _trained(lab, tmp_path / "run"), lab.blobs()
-    own = replace(data, per_worker=True)
+    own = replace(data, brought_by_workers=True)
     for given, asked, split in ((None, None, "iid"), (data, None, "iid"), (own, None, "natural"), (own, "iid", "iid")):
         new = NewWorkers(data=given, split=asked, workers=4)
         assert open_join(source, new, lab.cpu).experiment.split == split
 
 
 def test_a_newcomer_with_a_data_set_joins_workers_who_brought_their_own(lab: SimpleNamespace, tmp_path: Path) -> None:
-    source = _trained(lab, tmp_path / "run", data=replace(lab.blobs(), per_worker=True), split=None)
+    source = _trained(lab, tmp_path / "run", data=replace(lab.blobs(), brought_by_workers=True), split=None)
     theirs = replace(lab.blobs(), user_train=None, user_test=None)
     session = open_join(source, NewWorkers(data=theirs, workers=1), lab.cpu)
     assert session.everyone.train.sizes == (len(theirs.x_train),)

@@ -8,7 +8,7 @@ import torch
 
 import manyheads
 from manyheads.data import Dataset
-from manyheads.data.sites import ONE_KIND, is_per_worker, seen
+from manyheads.data.sites import ONE_KIND, is_site_path, seen
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.models.split import Split, constants_of
@@ -28,7 +28,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     """Who hosts whom, if the data are in one file for each worker; None: they are not."""
     # The processes are the same for all runs of a script: nothing of an earlier run over sites may be left.
     processes.tells_why, processes.whose = True, None
-    if not (isinstance(experiment.data, str) and is_per_worker(experiment.data)):
+    if not (isinstance(experiment.data, str) and is_site_path(experiment.data)):
         return None
     # Error messages can name files and samples, and the text of a crash can contain anything: other sites see neither.
     processes.tells_why = False

@@ -16,7 +16,7 @@ from manyheads.algorithms.base import Schedule, twins
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import field_kinds, normalise_fields, not_negative, positive, shown
-from manyheads.data import Dataset, is_by_worker
+from manyheads.data import Dataset, is_brought_by_workers
 from manyheads.data.partition import parse_split
 from manyheads.data.test_split import TestSplit
 from manyheads.engine.phase import EngineName, Loss, PrecisionName
@@ -126,7 +126,7 @@ class Experiment:
     def complete(self, recipe: Recipe) -> "Experiment":
         """The experiment with every open value filled in from a recipe, and the split in its canonical form."""
         missing = {name: value for name, value in asdict(recipe).items() if getattr(self, name) is None}
-        split = self.split or ("natural" if is_by_worker(self.data) else "dirichlet:0.3")
+        split = self.split or ("natural" if is_brought_by_workers(self.data) else "dirichlet:0.3")
         full = replace(self, split=str(parse_split(split)), **missing)
         if full.step_seconds is None:
             full = replace(full, step_seconds=step_seconds(full.recipe.model, full.recipe.batch_size))

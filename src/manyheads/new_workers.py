@@ -13,9 +13,9 @@ from manyheads.algorithms import Join
 from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import normalise_fields, positive
-from manyheads.data import Dataset, is_by_worker, is_own_file, load, may_change
+from manyheads.data import Dataset, is_brought_by_workers, is_own_file, load, may_change
 from manyheads.data.federation import saved_content
-from manyheads.data.sites import is_per_worker
+from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models.split import constants_of
@@ -125,7 +125,7 @@ def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
     if not select({**learned.representations, **learned.constants}, REPRESENTATION):
         raise UserError(f"{name} has learned no representation, since its head is the whole net: give another run.")
     # If each worker has a file of its own, new workers may bring other files, and more of them.
-    same = new.data is None and may_change(source.data) and not is_per_worker(source.data)
+    same = new.data is None and may_change(source.data) and not is_site_path(source.data)
     if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
         raise UserError(f"{name} was trained on {source.data}, which cannot be found from here: give --data.")
     _check_split(source, new, runtime)
@@ -161,7 +161,7 @@ def _whose(held: range, which: Literal["own", "mean"]) -> str:
 def _check_split(source: Experiment, new: NewWorkers, runtime: Runtime) -> None:
     """Refuse new data without users if the run's split, which the new workers inherit, is by users."""
     dealt_so = source.split == "natural" and new.split is None and new.workers > 1
-    if not dealt_so or new.data is None or is_by_worker(new.data):
+    if not dealt_so or new.data is None or is_brought_by_workers(new.data):
         return
     data = new.data if isinstance(new.data, Dataset) else load(new.data, runtime.data_dir)
     if data.user_train is None:
@@ -184,7 +184,7 @@ def _experiment(learned: Learned, new: NewWorkers) -> Experiment:
         ),
         data=source.data if new.data is None else new.data,
         workers=new.workers,
-        split=new.split or (None if new.data is not None and is_by_worker(new.data) else source.split),
+        split=new.split or (None if new.data is not None and is_brought_by_workers(new.data) else source.split),
         seed=source.seed if new.seed is None else new.seed,
         rounds=new.head_epochs,
         # Double precision is kept; the other formats are left to the device.

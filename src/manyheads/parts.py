@@ -11,7 +11,7 @@ from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
 from manyheads.algorithms.checking import making
 from manyheads.data import Dataset, Federation, federate, may_change
-from manyheads.data.sites import is_per_worker
+from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
 from manyheads.machine import local_rank
@@ -31,7 +31,7 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     # A graph must be valid even if the algorithm does not use it.
     graph = parse_graph(experiment.graph).spec if is_graph(experiment.graph) else experiment.graph
     changes: dict[str, Any] = {"graph": graph, **exchange(experiment)}
-    if is_per_worker(name) and experiment.split not in (None, "natural"):
+    if is_site_path(name) and experiment.split not in (None, "natural"):
         raise UserError(
             f"--split {experiment.split} does not go with a file for each worker, who keeps its own samples: leave"
             " it out."

@@ -23,7 +23,7 @@ def test_it_is_standardised_per_channel(tmp_path: Path, monkeypatch: pytest.Monk
     by_channel = data.x_train.view(-1, 9)
     assert torch.allclose(by_channel.mean(0), torch.zeros(9), atol=1e-5)
     assert torch.allclose(by_channel.std(0, correction=0), torch.ones(9), atol=1e-5)
-    assert data.user_train is not None and data.user_test is not None and not data.per_worker
+    assert data.user_train is not None and data.user_test is not None and not data.brought_by_workers
     assert data.user_train.tolist() == [k % 3 for k in range(30) if k % 5]
     assert data.user_test.tolist() == [k % 3 for k in range(0, 30, 5)]
 

@@ -291,15 +291,13 @@ def test_a_site_goes_on_with_as_many_processes_as_before(start_together, tmp_pat
 
 
 def test_files_are_named_by_worker(tmp_path: Path) -> None:
-    assert (
-        files.is_per_worker("a/site-{worker}.npz") and not files.is_per_worker("digits") and not files.is_per_worker(3)
-    )
+    assert files.is_site_path("a/site-{worker}.npz") and not files.is_site_path("digits") and not files.is_site_path(3)
     for worker in (0, 2):
         np.savez(tmp_path / f"w{worker}.npz", x=np.full((6, 2), float(worker)), y=np.arange(6) % 2, users=0)
     template = str(tmp_path / "w{worker}.npz")
     assert files.seen(template, 4) == (0, 2)
     data = files.load(template, range(2, 3))
-    assert data.num_classes == 2 and (data.x_train == 2).all() and not files.is_per_worker(data)
+    assert data.num_classes == 2 and (data.x_train == 2).all() and not files.is_site_path(data)
     assert [note.partition(":")[0] for note in data.notes] == [str(tmp_path / "w2.npz")]
     assert data.user_train is not None and set(data.user_train.tolist()) == {2}
     labels = np.arange(6) % 2

@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from manyheads.cli.text import table
-from manyheads.data.sites import is_per_worker
+from manyheads.data.sites import is_site_path
 from manyheads.report.comparison import words
 from manyheads.report.findings import caveats, verdict
 from manyheads.report.table import headers, rows
@@ -40,7 +40,7 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     if (seeds := len(comparison.seeds)) > 1:
         error = " (behind the best: standard error)" if several else ""
         marks.append(f"± deviation over {seeds} seeds{error}")
-    elif not is_per_worker(comparison.shared.get("data")):
+    elif not is_site_path(comparison.shared.get("data")):
         marks.append(f"one seed ({comparison.seeds[0]}), so no deviation: run others too")
     lines = ["; ".join(marks)] if marks else []
     if several and (said := verdict(comparison)):

@@ -8,10 +8,20 @@ from manyheads.data.dataset import RAW, Dataset
 from manyheads.data.federation import Federation, federate
 from manyheads.data.files import Progress
 from manyheads.data.shards import Shards
-from manyheads.data.sites import is_per_worker
+from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError, unknown
 
-__all__ = ["NAMES", "Dataset", "Federation", "Shards", "federate", "is_by_worker", "is_own_file", "load", "may_change"]
+__all__ = [
+    "NAMES",
+    "Dataset",
+    "Federation",
+    "Shards",
+    "federate",
+    "is_brought_by_workers",
+    "is_own_file",
+    "load",
+    "may_change",
+]
 
 _DOWNLOADED = {
     "cifar10": partial(cifar.load, cifar.CIFAR10),
@@ -36,9 +46,9 @@ def may_change(data: object) -> bool:
     return isinstance(data, str) and data.removesuffix(RAW) not in ("digits", *_DOWNLOADED)
 
 
-def is_by_worker(data: str | Dataset) -> bool:
+def is_brought_by_workers(data: str | Dataset) -> bool:
     """Whether workers bring their own samples: in a file for each, or as ``from_workers`` takes them."""
-    return data.per_worker if isinstance(data, Dataset) else is_per_worker(data)
+    return data.brought_by_workers if isinstance(data, Dataset) else is_site_path(data)
 
 
 def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
@@ -59,7 +69,7 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress:
         raise unknown("data", asked, [f"{name}{RAW}" for name in (*_DOWNLOADED, *_PLACED)])
     if name == "digits":
         return digits.load()
-    if is_per_worker(asked):
+    if is_site_path(asked):
         raise UserError(
             f"{asked} names a file for each worker, which only manyheads train can use: give one file for all, or"
             " train each algorithm and give the folder of their runs to manyheads report."

@@ -29,12 +29,12 @@ WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
 
 
-def load(path: str | Path, *, per_worker: bool = False) -> Dataset:
+def load(path: str | Path, *, of_one_worker: bool = False) -> Dataset:
     """The data set of an npz file with arrays ``x`` and ``y``, and optionally the others that ``from_arrays`` takes.
 
     Instead of ``x_test`` and ``y_test`` there may be ``split``, which says 'train' or 'test' of every sample.
-    ``num_classes`` is needed if the last classes have no samples. ``per_worker``: the file holds the data of one worker
-    among several.
+    ``num_classes`` is needed if the last classes have no samples. ``of_one_worker``: the file holds the data of one
+    worker among several.
     """
     name, (arrays, unread) = str(path), read_npz(Path(path), _ARRAYS)
     if "x" not in arrays or "y" not in arrays:
@@ -50,7 +50,7 @@ def load(path: str | Path, *, per_worker: bool = False) -> Dataset:
     if unread:
         # The names come from the file and may contain anything.
         notes += (one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}"),)
-    return _dataset(name, *parts, num_classes, per_worker=per_worker, notes=notes)
+    return _dataset(name, *parts, num_classes, brought_by_workers=of_one_worker, notes=notes)
 
 
 def from_arrays(
@@ -98,7 +98,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
     # Marked only after it is checked: one site's data may lack test samples, those of all workers together must not.
-    return replace(_dataset(name, train, test, num_classes), per_worker=True)
+    return replace(_dataset(name, train, test, num_classes), brought_by_workers=True)
 
 
 def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:
@@ -132,7 +132,7 @@ def _dataset(
     test: _Pool,
     num_classes: int | None,
     *,
-    per_worker: bool = False,
+    brought_by_workers: bool = False,
     notes: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set made of its two pools; the number of classes is taken from the labels unless it is given."""
@@ -163,7 +163,7 @@ def _dataset(
         num_classes,
         user_train,
         user_test,
-        per_worker=per_worker,
+        brought_by_workers=brought_by_workers,
         pixels=pixels,
         notes=notes,
     )

@@ -31,7 +31,7 @@ class Dataset:
     user_test: Tensor | None = None
     classes: tuple[str, ...] | None = None
     """The classes in words."""
-    per_worker: bool = False
+    brought_by_workers: bool = False
     """Whether its users are the workers, who bring their own samples: they keep them unless a split is given.
 
     They need not have any for test: other workers, elsewhere, may.
@@ -49,7 +49,7 @@ class Dataset:
             ("train", self.x_train, self.y_train, self.user_train),
             ("test", self.x_test, self.y_test, self.user_test),
         ):
-            if len(x) == 0 and not (pool == "test" and self.per_worker):
+            if len(x) == 0 and not (pool == "test" and self.brought_by_workers):
                 raise UserError(f"{where}: the {pool} part is empty; it needs at least one sample.")
             _check_pool(f"{where}: the {pool} part", x, y, user, self.num_classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:]:

@@ -161,10 +161,10 @@ class Natural:
             )
         names, user = np.unique(data.user_train.numpy(), return_inverse=True)
         if workers > len(names):
-            whose = "parts" if data.per_worker else "users"
+            whose = "parts" if data.brought_by_workers else "users"
             raise UserError(
                 f"{workers} workers for the {len(names)} {whose} of {data.name}: ask for --workers {len(names)}"
-                f"{'' if data.per_worker else ', or fewer'}."
+                f"{'' if data.brought_by_workers else ', or fewer'}."
             )
         worker_of = np.arange(len(names))
         notes: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ _WORKER = "{worker}"
 ONE_KIND = "give all workers one kind of sample, and num_classes where a file lacks the last classes."
 
 
-def is_per_worker(data: object) -> bool:
+def is_site_path(data: object) -> bool:
     """Whether data are named as one file for every worker: ``site-{worker}.npz``."""
     return isinstance(data, str) and _WORKER in data
 
@@ -25,7 +25,7 @@ def seen(template: str, num_workers: int) -> tuple[int, ...]:
 
 def load(template: str, workers: range) -> Dataset:
     """The files of some workers as one data set whose users are the workers; for a file see ``arrays.load``."""
-    parts = [arrays.load(_file(template, worker), per_worker=True) for worker in workers]
+    parts = [arrays.load(_file(template, worker), of_one_worker=True) for worker in workers]
     first = parts[0]
     for worker, part in zip(workers, parts, strict=True):
         if part.kind != first.kind:
@@ -46,7 +46,7 @@ def load(template: str, workers: range) -> Dataset:
         num_classes=first.num_classes,
         user_train=owners([part.x_train for part in parts]),
         user_test=owners([part.x_test for part in parts]),
-        per_worker=True,
+        brought_by_workers=True,
         pixels=first.pixels,
         notes=tuple(note for part in parts for note in part.notes),
     )

@@ -13,7 +13,7 @@ import numpy as np
 from manyheads.algorithms import find_algorithm
 from manyheads.data import is_own_file
 from manyheads.data.federation import saved_content
-from manyheads.data.sites import is_per_worker
+from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError
 from manyheads.store import Run
 from manyheads.store.layout import CODE, EXPERIMENT, MODEL, PARTITION, SIMILARITY, TUNING, read_object
@@ -106,7 +106,7 @@ def find_runs(folder: Path) -> Found:
         name = json.dumps(description, sort_keys=True)
         if (run := _finished(opened)) is None:
             # All sites of a run count as one, which is finished as soon as one of them is.
-            unfinished.add(name if is_per_worker(description["data"]) else str(path))
+            unfinished.add(name if is_site_path(description["data"]) else str(path))
         elif (site := (name, _first_worker(path))) in seen:
             # The same experiment has the same numbers: counting it twice would make the deviation look smaller.
             repeated += 1
@@ -132,7 +132,7 @@ def find_runs(folder: Path) -> Found:
 def _named_alike(run: Run, files: dict[str, str]) -> Run:
     """A run whose own data file is called as in the first run with the same content: machines keep it elsewhere."""
     data = run.description["data"]
-    if not is_own_file(data) or is_per_worker(data) or (content := saved_content(run.path / PARTITION)) is None:
+    if not is_own_file(data) or is_site_path(data) or (content := saved_content(run.path / PARTITION)) is None:
         return run
     return Run(run.path, {**run.description, "data": files.setdefault(content, data)}, {})
 
