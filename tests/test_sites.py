@@ -55,16 +55,16 @@ def test_a_damaged_folder_of_a_site_is_named(tmp_path: Path, content: str) -> No
 
 def test_away_for_too_long(tmp_path: Path) -> None:
     first = Sites((range(1), range(2, 3)), 3, timeout=0.2)
-    assert first.take_up(tmp_path, range(1), [4, 4]) == 4
+    assert first.resume_absences(tmp_path, range(1), [4, 4]) == 4
     assert not first.overdue()
     time.sleep(0.25)
     again = Sites((range(1), range(2, 3)), 3, timeout=0.2)
     assert not again.overdue()
-    again.take_up(tmp_path, range(1), [6, 6])
+    again.resume_absences(tmp_path, range(1), [6, 6])
     assert again.overdue(), "an absence is counted from its beginning, over starts"
     assert "worker 1 was away for more than 0.2 s" in str(again.given_up())
     back = Sites((range(1), range(1, 2), range(2, 3)), 3, timeout=0.2)
-    back.take_up(tmp_path, range(1), [8, 0, 8])
+    back.resume_absences(tmp_path, range(1), [8, 0, 8])
     assert not back.overdue()
     assert back.disturbances == [
         "From round 5 on worker 1 was away.",

@@ -19,7 +19,7 @@ from manyheads.jobs import Job
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
 from manyheads.session import Session
-from manyheads.start import restore, take_up
+from manyheads.start import begin_or_resume, restore
 from manyheads.store import Run, RunDirectory
 from manyheads.tree import add_prefix, strip_prefix
 
@@ -37,7 +37,7 @@ def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
     traffic.on_wire = 5
     saver.keep(1, state, 2.5, 1.5, None)
     again, other = opened()
-    start = take_up(again, other, state)
+    start = begin_or_resume(again, other, state)
     assert (start.round, start.seconds, start.simulated_seconds) == (1, 2.5, 1.5)
     assert all(torch.equal(leaf, start.state.params[name]) for name, leaf in state.params.items())
     counted = again.ctx.network.traffic

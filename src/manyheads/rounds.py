@@ -18,7 +18,7 @@ from manyheads.metrics.theory import theory_terms
 from manyheads.record import Record
 from manyheads.saver import Saver
 from manyheads.session import Session, open_session
-from manyheads.start import Start, is_finished, open_directory, take_up
+from manyheads.start import Start, begin_or_resume, is_finished, open_directory
 
 _LOG = logging.getLogger("manyheads")
 
@@ -69,7 +69,7 @@ def run(session: Session, ended: Callable[[State], None] = lambda state: None) -
             if is_finished(session, directory):
                 return iter(())
             saver = Saver(session, directory)
-            start = take_up(session, saver, first)
+            start = begin_or_resume(session, saver, first)
         elif sites and sites.away:
             raise sites.never_there(experiment.data)
         steps = _rounds(session, start, saver, ended)

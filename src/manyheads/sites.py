@@ -24,7 +24,7 @@ class Sites:
         """What made this run another than the one that was asked for, a line each."""
         self._since = dict.fromkeys(self.away, time.time())
 
-    def take_up(self, folder: Path, workers: range, rounds: Sequence[int]) -> int:
+    def resume_absences(self, folder: Path, workers: range, rounds: Sequence[int]) -> int:
         """Continue the record of who was away from an earlier start; gives the round that this start begins at.
 
         ``rounds``: the round of the state that each process has.

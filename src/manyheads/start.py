@@ -69,7 +69,7 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
     return True
 
 
-def take_up(session: Session, saver: Saver, first: State) -> Start:
+def begin_or_resume(session: Session, saver: Saver, first: State) -> Start:
     """Where the run goes on: at its newest good checkpoint, or at its beginning, the state ``first``."""
     directory = saver.directory
     snapshot, notes = saver.load()
@@ -96,7 +96,7 @@ def take_up(session: Session, saver: Saver, first: State) -> Start:
 
 def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int:
     """The round that all sites continue from. ``own``: the round of this site's state; 0: the first weights."""
-    round = sites.take_up(folder, session.ctx.network.workers, session.processes.gather_json(own))
+    round = sites.resume_absences(folder, session.ctx.network.workers, session.processes.gather_json(own))
     session.notes.extend(sites.disturbances)
     if own == 0 and round > 0:
         session.notes.append(

@@ -9,7 +9,7 @@ from torch.distributed import HashStore, PrefixStore  # pyright: ignore[reportPr
 from manyheads.errors import UserError
 from manyheads.network import meeting
 from manyheads.network import processes as module
-from manyheads.network.meeting import _assemble, _have_gpus_of_their_own, _open_store, _take_up, join
+from manyheads.network.meeting import _assemble, _have_gpus_of_their_own, _join_start, _open_store, join
 from manyheads.network.processes import Processes
 from manyheads.parts import pick_device
 
@@ -25,7 +25,7 @@ def meet(store: HashStore, names: list[str]) -> list[str]:
     count = len(names)
 
     def come(rank: int) -> str:
-        start = names[0] if rank == 0 else _take_up(store, names[rank], rank, count, 20)
+        start = names[0] if rank == 0 else _join_start(store, names[rank], rank, count, 20)
         processes = Processes(PrefixStore(start, store), rank, count, start, 20, torch.device("cpu"))
         _assemble(processes, store)
         return start
@@ -50,7 +50,7 @@ def test_whoever_does_not_come_is_named() -> None:
     with pytest.raises(UserError, match=r"processes 1, 2 of 3 did not join within 0\.1 s"):
         _assemble(first, store)
     with pytest.raises(UserError, match=r"process 0 of 3 did not join within 0\.1 s"):
-        _take_up(HashStore(), "own", 2, 3, 0.1)
+        _join_start(HashStore(), "own", 2, 3, 0.1)
 
 
 # The store

@@ -59,7 +59,7 @@ def _join(timeout: float, device: torch.device) -> None:
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True)
     store, own = _open_store(address, port, rank, keeps, timeout), secrets.token_hex(8)
     try:
-        start = own if rank == 0 else _take_up(store, own, rank, count, timeout)
+        start = own if rank == 0 else _join_start(store, own, rank, count, timeout)
     except dist.DistError as error:
         raise _nobody_at(address, port, rank, timeout) from error
     ours = PrefixStore(start, store)
@@ -125,7 +125,7 @@ def _have_gpus_of_their_own(store: Store, rank: int, count: int, device: torch.d
     return b"" not in gpus and len({*gpus}) == count
 
 
-def _take_up(store: Store, own: str, rank: int, count: int, timeout: float) -> str:
+def _join_start(store: Store, own: str, rank: int, count: int, timeout: float) -> str:
     """A name for this start, the same for all its processes.
 
     torchrun restarts processes with the store as the last ones left it, including the addresses of the dead: what this

@@ -78,7 +78,7 @@ class RunDirectory:
             if not (path / EXPERIMENT).exists() and any(path.glob("[!.]*")):
                 raise UserError(f"{path} is not empty and not a run directory: choose another --out.")
         held.enter_context(locked(path, patience))
-        directory._take_up(experiment, content)
+        directory._begin_or_check(experiment, content)
         return directory
 
     def check(self, experiment: Experiment, content: str | None) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class RunDirectory:
         with disk_errors(path), path.open("ab") as file:
             file.write((to_json(value) + "\n").encode())
 
-    def _take_up(self, experiment: Experiment, content: str | None) -> None:
+    def _begin_or_check(self, experiment: Experiment, content: str | None) -> None:
         """Write experiment.json, unless one is there: that one must be of the same run, on the same data."""
         for part in self.path.glob(".*.part"):
             part.unlink()
