@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from manyheads.data import load
-from manyheads.data.federation import saved_content
+from manyheads.data.federation import saved_data_digest
 from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.machine import cores
@@ -75,7 +75,7 @@ def run_jobs(jobs: Sequence[Job], runtime: Runtime) -> Generator[News]:
     """
     waiting, digest = [], cache(lambda data: load(data, runtime.data_dir).digest())
     for number, job in enumerate(jobs):
-        known = saved_content(job.path / PARTITION)
+        known = saved_data_digest(job.path / PARTITION)
         # A finished run whose data or code have changed since is not skipped: opening it refuses it with the reason.
         same = known is None or known == digest(job.experiment.data)
         if job.finished and same and not RunDirectory(job.path).changed_code(job.experiment):

@@ -14,7 +14,7 @@ from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import normalise_fields, positive
 from manyheads.data import Dataset, is_brought_by_workers, is_own_file, load, may_change
-from manyheads.data.federation import saved_content
+from manyheads.data.federation import saved_data_digest
 from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
@@ -63,7 +63,7 @@ class Learned:
     constants: Params
     held: range
     input_shape: tuple[int, ...]
-    content: str | None
+    data_digest: str | None
     """The fingerprint of the run's data; None: not known."""
 
     @staticmethod
@@ -78,7 +78,7 @@ class Learned:
             constants={name: leaf.cpu() for name, leaf in constants_of(session.ctx.model).items()},
             held=session.ctx.network.workers,
             input_shape=session.everyone.input_shape,
-            content=session.everyone.content,
+            data_digest=session.everyone.data_digest,
         )
 
     @cached_property
@@ -114,7 +114,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         constants=run.constants(),
         held=run.hosted(),
         input_shape=tuple(run.describe_model()["input_shape"]),
-        content=saved_content(run.path / PARTITION),
+        data_digest=saved_data_digest(run.path / PARTITION),
     )
     return teach(learned, new, runtime)
 
@@ -130,7 +130,7 @@ def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
         raise UserError(f"{name} was trained on {source.data}, which cannot be found from here: give --data.")
     _check_split(source, new, runtime)
     session = open_session(_experiment(learned, new), runtime, constants=learned.constants)
-    if same and learned.content not in (None, session.everyone.content):
+    if same and learned.data_digest not in (None, session.everyone.data_digest):
         raise UserError(
             f"{name} was not trained on the data that {source.data} holds now: put the old data back, or give --data."
         )

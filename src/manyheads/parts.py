@@ -76,7 +76,7 @@ def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) 
     # Not for a site, which may well lack a class: renumbering would make its classes differ from the other sites'.
     if hosted is None and dataset.num_classes is not None:
         notes += _missing_classes(torch.cat([dataset.y_train, dataset.y_test]))
-    return replace(federation, content=dataset.digest() if may_change(experiment.data) else None, notes=notes)
+    return replace(federation, data_digest=dataset.digest() if may_change(experiment.data) else None, notes=notes)
 
 
 def _missing_classes(labels: Tensor) -> tuple[str, ...]:

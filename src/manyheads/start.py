@@ -40,12 +40,14 @@ def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirector
     directory = RunDirectory(path)
     if sharers.rank > 0:
         return directory
-    resume, content = session.runtime.resume, session.everyone.content
+    resume, data_digest = session.runtime.resume, session.everyone.data_digest
     if finished_rounds(path) >= session.ctx.rounds:
         # It is only read, and may lie where we cannot write.
-        directory.check(session.experiment, content)
+        directory.check(session.experiment, data_digest)
         return directory
-    return RunDirectory.open(path, session.experiment, held, resume=resume, patience=sharers.patience, content=content)
+    return RunDirectory.open(
+        path, session.experiment, held, resume=resume, patience=sharers.patience, data_digest=data_digest
+    )
 
 
 def is_finished(session: Session, directory: RunDirectory) -> bool:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from manyheads.data import Dataset, Federation, Shards, arrays, federate, load
-from manyheads.data.federation import describe, saved_content
+from manyheads.data.federation import describe, saved_data_digest
 from manyheads.data.partition import Dirichlet
 from manyheads.errors import UserError
 
@@ -181,14 +181,14 @@ def test_every_class_has_a_name_of_its_own_in_a_saved_partition(toy: Make, num_c
 
 def test_the_fingerprint_of_own_data_is_saved_with_them(digits: Dataset, tmp_path: Path) -> None:
     path = tmp_path / "partition.safetensors"
-    assert saved_content(path) is None
+    assert saved_data_digest(path) is None
     made = federate(digits, workers=6, split="iid", seed=1)
     made.save(path)
-    assert saved_content(path) is None
-    replace(made, content="abc").save(path)
-    assert saved_content(path) == "abc"
+    assert saved_data_digest(path) is None
+    replace(made, data_digest="abc").save(path)
+    assert saved_data_digest(path) == "abc"
     path.write_bytes(path.read_bytes()[:50])
-    assert saved_content(path) is None
+    assert saved_data_digest(path) is None
 
 
 def test_workers_with_parts_of_their_own() -> None:

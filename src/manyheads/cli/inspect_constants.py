@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import given
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import facts
-    from manyheads.data.federation import is_other_data
+    from manyheads.data.federation import saved_with_other_data
     from manyheads.errors import UserError
     from manyheads.experiment import Runtime
     from manyheads.session import open_session
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(
             f"{run.path} is a single site's, but the theory is about the mean of all workers: give another run."
         )
-    if is_other_data(run.path / PARTITION, session.everyone.content):
+    if saved_with_other_data(run.path / PARTITION, session.everyone.data_digest):
         raise UserError(
             f"{run.path} was not trained on the data that {run.experiment.data} holds now: put the old data back."
         )

@@ -42,7 +42,7 @@ class Federation:
     """How the inputs were made of bytes; None: they were made of other numbers."""
     notes: tuple[str, ...] = ()
     """What the user should know about the split, one line each."""
-    content: str | None = None
+    data_digest: str | None = None
     """The data set's fingerprint if it may change under its name; None: the name identifies it."""
 
     @cached_property
@@ -95,7 +95,7 @@ class Federation:
 
     def save(self, path: Path) -> None:
         """Write the partition, without the pools, and the fingerprint of data that may change."""
-        write_tensors(path, self.indices(), {"federation": json.dumps({"content": self.content})})
+        write_tensors(path, self.indices(), {"federation": json.dumps({"content": self.data_digest})})
 
     def _parts(self) -> dict[str, Shards]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
@@ -146,7 +146,7 @@ def federate(
     )
 
 
-def saved_content(path: Path) -> str | None:
+def saved_data_digest(path: Path) -> str | None:
     """The fingerprint of the data that a partition was saved with; None: no fingerprint, or no partition."""
     try:
         with safetensors.safe_open(path, "pt") as file:
@@ -155,9 +155,9 @@ def saved_content(path: Path) -> str | None:
         return None
 
 
-def is_other_data(path: Path, content: str | None) -> bool:
-    """Whether a partition was saved with the fingerprint of other data than ``content``."""
-    return saved_content(path) not in (None, content)
+def saved_with_other_data(path: Path, data_digest: str | None) -> bool:
+    """Whether a partition was saved with the fingerprint of other data than ``data_digest``."""
+    return saved_data_digest(path) not in (None, data_digest)
 
 
 def mean_floor(floors: Tensor) -> float | None:

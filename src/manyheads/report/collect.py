@@ -12,7 +12,7 @@ import numpy as np
 
 from manyheads.algorithms import find_algorithm
 from manyheads.data import is_own_file
-from manyheads.data.federation import saved_content
+from manyheads.data.federation import saved_data_digest
 from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError
 from manyheads.store import Run
@@ -132,9 +132,9 @@ def find_runs(folder: Path) -> Found:
 def _named_alike(run: Run, files: dict[str, str]) -> Run:
     """A run whose own data file is called as in the first run with the same content: machines keep it elsewhere."""
     data = run.description["data"]
-    if not is_own_file(data) or is_site_path(data) or (content := saved_content(run.path / PARTITION)) is None:
+    if not is_own_file(data) or is_site_path(data) or (digest := saved_data_digest(run.path / PARTITION)) is None:
         return run
-    return Run(run.path, {**run.description, "data": files.setdefault(content, data)}, {})
+    return Run(run.path, {**run.description, "data": files.setdefault(digest, data)}, {})
 
 
 def rejected(folder: Path) -> list[Finished]:
