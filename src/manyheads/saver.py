@@ -12,7 +12,7 @@ from manyheads.checkpoint import Checkpoints, Snapshot
 from manyheads.errors import UserError
 from manyheads.files import write_tensors
 from manyheads.metrics.similarity import mean_cosine, mean_cosines, similarities
-from manyheads.metrics.theorem import describe
+from manyheads.metrics.theorem import assess
 from manyheads.record import Record
 from manyheads.session import Session
 from manyheads.sites import resume_round
@@ -153,7 +153,7 @@ def about(session: Session) -> dict[str, Any]:
     if counts is not None and session.ctx.network.may_gather_private and (mean := mean_cosine([counts])) is not None:
         found["similarity_data"] = mean
     if is_graph(experiment.graph) and experiment.workers <= _MOST_MIXED:
-        found |= describe(session.mixing).numbers
+        found |= assess(session.mixing).numbers
     if session.sites:
         found["disturbances"] = session.sites.disturbances
     found |= {"title": experiment.algorithm.title, "root": experiment.root}

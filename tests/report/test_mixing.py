@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manyheads.algorithms import DPSGD
-from manyheads.metrics.theorem import describe
+from manyheads.metrics.theorem import assess
 from manyheads.report.comparison import open_comparison
 from manyheads.report.mixing import mixed_by, rows, steady_mixing
 from manyheads.rounds import run
@@ -52,7 +52,7 @@ def test_the_graph_is_the_one_that_the_run_has_drawn(tmp_path: Path, lab):
     (found,) = open_comparison(tmp_path).runs
     assert edges(steady_mixing(found)) == edges(session.mixing)
     assert edges(session.mixing) != edges(build_mixing("random:0.5", 4, seed=session.experiment.seed))
-    assert mixed_by(found) == describe(session.mixing).numbers
+    assert mixed_by(found) == assess(session.mixing).numbers
 
 
 def test_without_a_graph_there_is_none(tmp_path: Path, write_run):

@@ -60,8 +60,8 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     """What is measured where a run stands, and Theorem 1 with it, as (label, value) lines."""
     from manyheads.algorithms.checking import starting_state
     from manyheads.algorithms.phases import HEAD, REPRESENTATION
+    from manyheads.metrics import theorem
     from manyheads.metrics.estimate import gradient_noise, smoothness, variability
-    from manyheads.metrics.theorem import theorem_constants
     from manyheads.metrics.theory import at_mean
     from manyheads.start import restore
     from manyheads.topology import is_graph
@@ -82,5 +82,5 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     ]
     if is_graph(session.experiment.graph):
         tau = max(1, algorithm.head_passes)
-        lines += theorem_constants(session.mixing, lipschitz=max(curvature), tau=tau)
+        lines += theorem.describe(session.mixing, lipschitz=max(curvature), tau=tau)
     return lines

@@ -27,7 +27,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import facts
     from manyheads.experiment import Experiment
-    from manyheads.metrics.theorem import theorem_constants
+    from manyheads.metrics import theorem
     from manyheads.parts import connect
 
     # A graph can be looked at before an algorithm is chosen: this one takes any, and notes say what P lacks.
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     figures.check_name(out)
     links = topology.edges(mixing)
     with waiting("measuring"):
-        lines = [*topology.describe(mixing), *theorem_constants(mixing)]
+        lines = [*topology.describe(mixing), *theorem.describe(mixing)]
     if len(links) > figures.MOST_LINKS:
         lines.append(("drawn", f"{figures.MOST_LINKS:,} of the links, chosen at random"))
     print(facts(lines))

@@ -64,7 +64,7 @@ def constants(smallest_weight: float, num_workers: int, *, lipschitz: float = 1.
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Assessment:
     """How fast a mixing mixes, and what the theorem makes of it."""
 
     gap: float
@@ -86,23 +86,23 @@ class Mixed:
         return {"spectral_gap": self.gap, "theorem_1": self.verdict, **found}
 
 
-def describe(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> Mixed:
+def assess(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> Assessment:
     """The spectral gap of a mixing, and the constants beside it."""
     matrix = mixing.rows(0).dense()
     smallest = float(matrix[matrix > 0].min())
     applies = mixing.period == 1 and mixing.doubly_stochastic and smallest < 1
     found = constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau) if applies else None
-    return Mixed(spectral(mixing).gap, found)
+    return Assessment(spectral(mixing).gap, found)
 
 
-def theorem_constants(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
+def describe(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
     """Theorem 1's constants for a mixing as (label, value) lines, the spectral gap beside them."""
-    mixed = describe(mixing, lipschitz=lipschitz, tau=tau)
-    gap, found = mixed.gap, mixed.constants
+    known = assess(mixing, lipschitz=lipschitz, tau=tau)
+    gap, found = known.gap, known.constants
     if found is None:
         return [("theorem 1", "does not apply: it needs workers that mix, with one doubly stochastic P for all rounds")]
     return [
-        ("theorem 1", f"its constants for L = {lipschitz:.3g}, tau = {tau} ({mixed.verdict}), beside the spectral gap"),
+        ("theorem 1", f"its constants for L = {lipschitz:.3g}, tau = {tau} ({known.verdict}), beside the spectral gap"),
         ("  C", _power(found.c)),
         ("  1 - q", f"{_power(found.one_minus_q)} (spectral gap {_power(log10(gap) if gap > 0 else -inf)})"),
         ("  largest beta", f"{_power(found.beta)} (rule of thumb: a share of gap / L = {gap / lipschitz:.2g})"),
