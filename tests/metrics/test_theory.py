@@ -14,7 +14,7 @@ from manyheads.algorithms.base import Work
 from manyheads.data import Dataset
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.metrics.theory import at_mean, head_weight, theory_terms
+from manyheads.metrics.theory import at_mean, head_term_factor, theory_terms
 from manyheads.rounds import train
 from manyheads.session import Session, open_session
 
@@ -120,18 +120,20 @@ def test_statistics_follow_the_representation(lab: SimpleNamespace) -> None:
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "weight"),
+    ("algorithm", "factor"),
     [
         (DePRL(head_epochs=2, body_epochs=1), 2 * 0.05 / 0.1),
         (DePRL(head_steps=6, body_steps=1), 6 * 0.05 / 0.1),
         (FedRep(head_epochs=3, body_epochs=2), 3 / 2 * 0.05 / 0.1),
+        (DePRL(head_epochs=0), 0.0),
         (DPSGD(epochs=3), 1.0),
     ],
 )
-def test_weight_of_the_heads(algorithm: DePRL | FedRep | DPSGD, weight: float, lab: SimpleNamespace) -> None:
+def test_factor_of_the_heads_term(algorithm: DePRL | FedRep | DPSGD, factor: float, lab: SimpleNamespace) -> None:
     session = lab.opened(lab.tiny(algorithm))
-    _, log = algorithm.local(session.ctx.initial, 0, session.ctx)
-    assert head_weight(log, session.ctx) == pytest.approx(weight, rel=1e-12)
+    start = session.ctx.initial
+    trained, log = algorithm.local(start, 0, session.ctx)
+    assert head_term_factor(start, trained, log, session.ctx) == pytest.approx(factor, rel=1e-12)
 
 
 def measured(experiment: Experiment, lab: SimpleNamespace, path: Path, **runtime: int) -> list[dict[str, float]]:

@@ -29,7 +29,7 @@ def theory_terms(start: State, trained: State, log: Log, ctx: Context) -> dict[s
         "theory_grad_theta": grad_theta.square_of_mean,
         "theory_grad_theta_mean": grad_theta.mean_square,
         "theory_consensus": consensus,
-        "theory_m": grad_phi + head_weight(log, ctx) * grad_theta.square_of_mean + consensus,
+        "theory_m": grad_phi + head_term_factor(start, trained, log, ctx) * grad_theta.square_of_mean + consensus,
     }
 
 
@@ -52,12 +52,14 @@ def gradient_phase(groups: frozenset[str], ctx: Context) -> Phase:
     return Phase("theory", groups, Steps(1), SGD(0.0), ctx.objective)
 
 
-def head_weight(log: Log, ctx: Context) -> float:
+def head_term_factor(start: State, trained: State, log: Log, ctx: Context) -> float:
     """alpha tau / beta, tau the head's mini-batches for each of the representation's; 1 where both move as one.
 
     It is computed from the first rates: both fall by the same factor in every round.
     """
     if "head" not in log:
-        return 1.0
+        moved = {name: leaf - start.params[name] for name, leaf in select(trained.params, HEAD).items()}
+        # Heads that nothing moves have tau = 0.
+        return float(spread(moved, ctx.network).mean_square != 0)
     steps = {name: int(ctx.network.gather(work.steps).sum()) for name, work in log.items()}
     return ctx.rates.head_lr * steps["head"] / (ctx.rates.lr * max(1, steps.get("body", 0)))
