@@ -105,5 +105,5 @@ def test_what_may_be_our_mistake_stays_as_it_is_though_a_layer_of_torchs_is_near
 
 
 def with_scope(scope, given):
-    call = compile("with user_code('your code', surely=False): look(given)", "<ours>", "exec")
+    call = compile("with user_code('your code', maybe_ours=True): look(given)", "<ours>", "exec")
     exec(call, {"__name__": "manyheads.rounds", "user_code": user_code, "look": scope["look"], "given": given})

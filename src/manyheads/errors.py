@@ -24,10 +24,10 @@ class Transient(UserError):
 
 
 @contextmanager
-def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
+def user_code(what: str, *, maybe_ours: bool = False) -> Iterator[None]:
     """Turn what goes wrong in the user's own code into one line that says what and where; the cause stays attached.
 
-    With ``surely=False`` the code may also be ours: an error is then turned only if it came through a file of the
+    With ``maybe_ours`` the code may also be ours: an error is then turned only if it came through a file of the
     user's, or out of one of torch's layers.
     """
     try:
@@ -36,7 +36,7 @@ def user_code(what: str, *, surely: bool = True) -> Iterator[None]:
         raise
     except Exception as error:
         line, layer = _places(error)
-        if is_out_of_memory(error) or not (surely or line or layer):
+        if is_out_of_memory(error) or (maybe_ours and not (line or layer)):
             raise
         said = f"{what} fails{line or layer}: {first_line(error)}"
         if layer and not line:

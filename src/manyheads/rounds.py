@@ -83,7 +83,7 @@ def _guarded(held: ExitStack, steps: Iterator[Step], done: int, algorithm: str) 
     """
     with held:
         while True:
-            with user_code(f"in round {done + 1} of {algorithm} your code", surely=False):
+            with user_code(f"in round {done + 1} of {algorithm} your code", maybe_ours=True):
                 step = next(steps, None)
             if step is None:
                 return

@@ -79,7 +79,7 @@ def _check_methods(kind: type[Algorithm]) -> None:
 
 def prepared_net(algorithm: Algorithm, net: Split) -> Split:
     """The net it trains."""
-    with user_code(f"{algorithm.name}: prepare", surely=False):
+    with user_code(f"{algorithm.name}: prepare", maybe_ours=True):
         found = algorithm.prepare(net)
     if not isinstance(found, Split):
         raise UserError(
@@ -91,7 +91,7 @@ def prepared_net(algorithm: Algorithm, net: Split) -> Split:
 def starting_state(algorithm: Algorithm, ctx: Context) -> State:
     """The state that a run begins with."""
     where, workers = f"{algorithm.name}: init", len(ctx.ids)
-    with user_code(where, surely=False), _repeatable(where):
+    with user_code(where, maybe_ours=True), _repeatable(where):
         found = _state(algorithm.init(ctx), where)
     for name, leaf in {**found.params, **found.buffers}.items():
         if leaf.shape[:1] != (workers,):
@@ -102,7 +102,7 @@ def starting_state(algorithm: Algorithm, ctx: Context) -> State:
     # A misspelt private group would protect nothing, and models that are not the net's could not be used in the end.
     ctx.known(algorithm.private, found, f"private group of {algorithm.name}")
     where = f"{algorithm.name}: models"
-    with user_code(where, surely=False):
+    with user_code(where, maybe_ours=True):
         models = _state(algorithm.models(found, ctx), where)
     given, wanted = (
         {name: _form(leaf) for name, leaf in {**each.params, **each.buffers}.items()} for each in (models, ctx.initial)
