@@ -15,7 +15,7 @@ from manyheads.data import federate, load
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.new_workers import Learned, NewWorkers, join, open_join, teach
+from manyheads.new_workers import Learned, NewWorkers, join, open_join, open_join_from
 from manyheads.rounds import run, train
 from manyheads.session import Session
 from manyheads.store import Run
@@ -58,9 +58,9 @@ def test_what_is_learned_is_the_same_from_memory_as_from_disk(lab: SimpleNamespa
     experiment = lab.tiny(REGISTRY["deprl"](), split="iid", model=module, head="2")
     found: list[Learned] = []
     session = lab.opened_in(experiment, tmp_path / "run")
-    list(run(session, lambda state: found.append(Learned.at_the_end(session, state, str(tmp_path / "run")))))
+    list(run(session, lambda state: found.append(Learned.from_session(session, state, str(tmp_path / "run")))))
     source = Run.open(tmp_path / "run", data=experiment.data, model=module)
-    both = open_join(source, NewWorkers(workers=3), lab.cpu), teach(found[0], NewWorkers(workers=3), lab.cpu)
+    both = open_join(source, NewWorkers(workers=3), lab.cpu), open_join_from(found[0], NewWorkers(workers=3), lab.cpu)
     assert both[0].experiment == both[1].experiment and both[0].notes == both[1].notes
     first, second = ({**one.ctx.initial.params, **one.ctx.initial.buffers} for one in both)
     assert first.keys() == second.keys() and any("running_mean" in name for name in first)

@@ -80,7 +80,7 @@ def test_every_setting_is_tuned_once_with_the_same_grid(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "best", "at_the_end"),
+    ("scores", "best", "best_at_edge"),
     [
         ([0.1, 0.9, 0.8], 1, False),
         ([0.5, 0.4, 0.3], 0, True),
@@ -91,10 +91,10 @@ def test_every_setting_is_tuned_once_with_the_same_grid(tmp_path: Path) -> None:
         ([None, None, None], None, False),
     ],
 )
-def test_choice(tmp_path: Path, scores: list[float | None], best: int | None, at_the_end: bool) -> None:
+def test_choice(tmp_path: Path, scores: list[float | None], best: int | None, best_at_edge: bool) -> None:
     (tuning,) = tunings(_experiments(1)[:1], (2, 0.5, 1), tmp_path)
     _pretend(tuning, scores)
-    assert (tuning.scores, tuning.best, tuning.at_the_end) == (scores, best, at_the_end)
+    assert (tuning.scores, tuning.best, tuning.best_at_edge) == (scores, best, best_at_edge)
     rates = [(one.lr, one.head_lr) for one in with_rates(_experiments(1, 12)[:2], [tuning])]
     assert rates == ([] if best is None else [((0.1, 0.2, 0.4)[best],) * 2] * 2)
 

@@ -67,7 +67,7 @@ class Learned:
     """The fingerprint of the run's data; None: not known."""
 
     @staticmethod
-    def at_the_end(session: Session, state: State, name: str) -> "Learned":
+    def from_session(session: Session, state: State, name: str) -> "Learned":
         """What a run that is not on disk has learned, from its session and last state."""
         leaves = select({**state.params, **state.buffers}, REPRESENTATION)
         return Learned(
@@ -116,10 +116,10 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         input_shape=tuple(run.describe_model()["input_shape"]),
         data_digest=saved_data_digest(run.path / PARTITION),
     )
-    return teach(learned, new, runtime)
+    return open_join_from(learned, new, runtime)
 
 
-def teach(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
+def open_join_from(learned: Learned, new: NewWorkers, runtime: Runtime) -> Session:
     """A session in which new workers train heads on what was learned, one pass a round."""
     source, name = learned.experiment, learned.name
     if not select({**learned.representations, **learned.constants}, REPRESENTATION):

@@ -79,7 +79,7 @@ class Tuning:
         return algorithm.title + self.label.removeprefix(algorithm.name)
 
     @property
-    def at_the_end(self) -> bool:
+    def best_at_edge(self) -> bool:
         """Whether the best factor is the grid's smallest or largest, so that a better one may lie beyond."""
         best = self.best
         return best is not None and self.factors[best] in (min(self.factors), max(self.factors))

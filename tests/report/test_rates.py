@@ -6,7 +6,7 @@ import pytest
 
 from manyheads.report import write
 from manyheads.report.comparison import open_comparison
-from manyheads.report.rates import at_the_end, tried
+from manyheads.report.rates import chosen_at_edge, tried
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -33,7 +33,7 @@ def test_rates_not_chosen_stand_beside_the_chosen_ones(tmp_path: Path, write_run
         ("DePRL", 0.4, 0.2, 1, 0.8, False),
         ("DePRL", 0.8, 0.4, 1, None, False),
     ]
-    assert at_the_end(tried(comparison)) == []
+    assert chosen_at_edge(tried(comparison)) == []
     page = write(comparison).read_text()
     assert "Rates that were tried" in page and "90.0<span" in page and ">unfinished<" in page
     assert "may lie beyond" not in page
@@ -48,7 +48,7 @@ def test_tunings_before_the_last_are_left_out(tmp_path: Path, write_run):
     score(write_run(tmp_path / "tuning" / "earlier" / "a", "deprl", seed=1, lr=0.1), 0.95)
     comparison = open_comparison(tmp_path)
     assert [(one.lr, one.chosen) for one in tried(comparison)] == [(0.2, True), (0.4, False)]
-    assert at_the_end(tried(comparison)) == ["DePRL"]
+    assert chosen_at_edge(tried(comparison)) == ["DePRL"]
     assert "so that better ones may lie beyond: DePRL." in write(comparison).read_text()
 
 

@@ -75,7 +75,7 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
     lines = [table([header], body)]
     if any(len(tuning.seeds) > 1 for tuning in tuned):
         lines.append("each with the first seed; where rates were run with all seeds, the mean over them")
-    if ends := "; ".join(tuning.title for tuning in tuned if len(tuning.factors) > 1 and tuning.at_the_end):
+    if ends := "; ".join(tuning.title for tuning in tuned if len(tuning.factors) > 1 and tuning.best_at_edge):
         lines.append(f"note: the best is the first or last rate tried; give --tune factors beyond it: {ends}")
     return ["\n".join(lines)]
 

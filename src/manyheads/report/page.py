@@ -90,7 +90,7 @@ def _render(
             "Rates chosen for each algorithm separately": options.options_apart(comparison),
         },
         tried=tried,
-        ends=rates.at_the_end(tried),
+        ends=rates.chosen_at_edge(tried),
         notes=_distinct(str(note) for summary in summaries for note in summary.get("notes") or []),
         runtimes=_distinct(map(_runtime, summaries)),
         csv_names=csv_names,

@@ -54,7 +54,7 @@ def tried(comparison: Comparison) -> list[Tried]:
     return found
 
 
-def at_the_end(tries: list[Tried]) -> list[str]:
+def chosen_at_edge(tries: list[Tried]) -> list[str]:
     """The systems whose chosen rates are the lowest or highest that were tried: better ones may lie beyond."""
     groups: dict[tuple[str, str], list[Tried]] = {}
     for one in tries:

@@ -13,7 +13,7 @@ import torch
 from manyheads.algorithms import State
 from manyheads.experiment import Runtime
 from manyheads.jobs import Job, News, run_jobs, to_the_end
-from manyheads.new_workers import Learned, open_join, teach
+from manyheads.new_workers import Learned, open_join, open_join_from
 from manyheads.parts import pick_device
 from manyheads.rounds import run
 from manyheads.saver import about
@@ -100,7 +100,7 @@ class Runner:
 
             def keep(state: State) -> None:
                 if taught:
-                    self._learned[trial.name] = Learned.at_the_end(session, state, str(self.path(trial)))
+                    self._learned[trial.name] = Learned.from_session(session, state, str(self.path(trial)))
 
             yield from self._without_weights(trial, session, keep)
 
@@ -127,7 +127,7 @@ class Runner:
         out = self.path(trial) if self.checkpoints else None
         runtime = replace(runtime, out=out)
         if source.name in self._learned:
-            session = teach(self._learned[source.name], trial.new, runtime)
+            session = open_join_from(self._learned[source.name], trial.new, runtime)
         else:
             session = open_join(Run.open(self.path(source)), trial.new, runtime)
         if out is None:
