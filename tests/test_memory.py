@@ -83,16 +83,16 @@ def test_the_least_of_machine_and_groups_counts(
 def test_a_machine_that_cannot_say_refuses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_SYSTEM", tmp_path)
     assert memory.available() is None and memory.total() is None
-    memory.check_rows({"w": torch.ones(1, 10)}, 10**12, 0.0)
+    memory.check_memory({"w": torch.ones(1, 10)}, 10**12, 0.0)
 
 
 def test_rows_that_can_never_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"head.w": torch.ones(1, 250_000).expand(4, -1)}
     monkeypatch.setattr(memory, "total", lambda: 6 * 10**9)
-    memory.check_rows(params, 3_000, 0.0)
+    memory.check_memory(params, 3_000, 0.0)
     with pytest.raises(
         UserError, match=r"^3001 workers of this model need about 9\.0 GB of memory and this machine has 6\.0 GB,"
     ):
-        memory.check_rows(params, 3_001, 0.0)
+        memory.check_memory(params, 3_001, 0.0)
     with pytest.raises(UserError, match=r"which is enough for about 1000: lower --workers\.$"):
-        memory.check_rows(params, 1_501, 1.0)
+        memory.check_memory(params, 1_501, 1.0)

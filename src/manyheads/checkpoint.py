@@ -26,7 +26,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from manyheads.errors import Transient, UserError
-from manyheads.files import make_folder, sha256, shows, write_atomically, write_tensors
+from manyheads.files import make_folder, sha256, wait_until, write_atomically, write_tensors
 from manyheads.tree import Buffers, Params
 
 _KEPT = 2
@@ -112,7 +112,7 @@ class Checkpoints:
             self._refuse_another_run()
             make_folder(self.folder)
             write_atomically(self.folder / _GENERATION, self.generation.encode())
-        elif not shows(lambda: self._owner() == self.generation, self.patience):
+        elif not wait_until(lambda: self._owner() == self.generation, self.patience):
             raise UserError(
                 f"process {self.rank} does not see what process 0 writes to {self.folder}:"
                 " choose an --out on a disk that all of them see."
@@ -138,7 +138,7 @@ class Checkpoints:
         """Make the rows that all processes have written a checkpoint, and delete what it makes superfluous."""
         self._check_generation()
         place = _place(self.folder, round)
-        shows(lambda: len(self._written(place)) >= self.num_ranks, self.patience)
+        wait_until(lambda: len(self._written(place)) >= self.num_ranks, self.patience)
         files = self._written(place)
         held = [range(rows.first, rows.stop) for rows in files]
         if len(files) != self.num_ranks or not covers(held, self.num_workers):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
-from manyheads.algorithms.base import Schedule, twins
+from manyheads.algorithms.base import Schedule, epochs_by_steps
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import field_kinds, normalise_fields, not_negative, positive, shown
@@ -282,7 +282,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
         if isinstance(value, (int, float)):
             not_negative(algorithm, name)
     work = []
-    for steps, epochs in twins(values).items():
+    for steps, epochs in epochs_by_steps(values).items():
         if values[steps] is not None and values[epochs] != defaults[epochs]:
             raise UserError(f"{flag(epochs)} and {flag(steps)} exclude each other: give one.")
         work.append(epochs if values[steps] is None else steps)

@@ -89,15 +89,15 @@ def locked(folder: Path, patience: float = 0.0) -> Iterator[None]:
         handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         with disk_errors(folder):
-            if not shows(lambda: _ours(handle), patience):
+            if not wait_until(lambda: _ours(handle), patience):
                 raise Transient(f"another run is writing to {folder}: wait for it, stop it, or choose another --out.")
         yield
     finally:
         os.close(handle)
 
 
-def shows(what: Callable[[], bool], patience: float) -> bool:
-    """Whether what another process does to files shows here, now or within ``patience`` seconds."""
+def wait_until(what: Callable[[], bool], patience: float) -> bool:
+    """Wait for what another process does to files; whether it shows here, now or within ``patience`` seconds."""
     deadline = time.monotonic() + patience
     while not what():
         if time.monotonic() > deadline:

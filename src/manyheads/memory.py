@@ -30,7 +30,7 @@ def total() -> int | None:
     return min([known["MemTotal"], *(limit for limit, _ in _limits())]) + known.get("SwapTotal", 0)
 
 
-def check_rows(params: Params, num_workers: int, extra_rows: float) -> None:
+def check_memory(params: Params, num_workers: int, extra_rows: float) -> None:
     """Refuse more workers than this machine can ever hold the rows of, when they train on the CPU.
 
     ``params``: of any workers. ``extra_rows``: what the algorithm's state holds besides, in multiples of a row.

@@ -19,7 +19,7 @@ from manyheads.algorithms.base import Algorithm, Context
 from manyheads.compatibility import check_theory, check_training, note_lone_samples, shares_nothing
 from manyheads.data import Dataset, Federation, load
 from manyheads.data.federation import mean_floor
-from manyheads.data.files import Progress
+from manyheads.data.files import DownloadProgress
 from manyheads.data.sites import load as load_sites
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
@@ -111,7 +111,7 @@ class Session:
 def open_session(
     experiment: Experiment,
     runtime: Runtime,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     constants: Mapping[str, Tensor] | None = None,
 ) -> Session:
     """Build everything a run needs. Every mistake in the experiment shows here, before anything is written.
@@ -154,7 +154,7 @@ def open_session(
     # New workers, who are given constants, train heads alone and need no copies of the rest.
     if device.type == "cpu" and constants is None:
         on_this_host = everyone if processes.local_count == processes.count else hosted
-        memory.check_rows(ctx.initial.params, len(on_this_host.ids), experiment.algorithm.extra_rows)
+        memory.check_memory(ctx.initial.params, len(on_this_host.ids), experiment.algorithm.extra_rows)
     check_theory(runtime, ctx)
     notes += _remarks(experiment, model, in_sites=sites is not None)
     if device.type == "cuda" and not runtime.deterministic:
@@ -202,7 +202,7 @@ def _start(runtime: Runtime) -> torch.device:
     return pick_device(runtime.device)
 
 
-def _load(data: str | Dataset, own: range | None, runtime: Runtime, progress: Progress | None) -> Dataset:
+def _load(data: str | Dataset, own: range | None, runtime: Runtime, progress: DownloadProgress | None) -> Dataset:
     """The data set; for sites, the part of the workers hosted here."""
     if isinstance(data, Dataset):
         return data

@@ -2,18 +2,18 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.network.sums import AtHand, _Mixer, add_hosted, common_row, mix_rows
+from manyheads.network.sums import LeafRows, _Mixer, add_hosted, common_row, mix_rows
 from manyheads.topology import build_mixing
 
 
-def whole(leaf: torch.Tensor) -> AtHand:
-    return AtHand(leaf, range(len(leaf)))
+def whole(leaf: torch.Tensor) -> LeafRows:
+    return LeafRows(leaf, range(len(leaf)))
 
 
-def parted(leaf: torch.Tensor, workers: range) -> AtHand:
+def parted(leaf: torch.Tensor, workers: range) -> LeafRows:
     """What a process has that hosts some workers and was sent the rows of all others."""
     received = {worker: row for worker, row in enumerate(leaf) if worker not in workers}
-    return AtHand(leaf[workers.start : workers.stop], workers, received)
+    return LeafRows(leaf[workers.start : workers.stop], workers, received)
 
 
 @pytest.mark.parametrize("graph", ["ring", "random:0.5", "full", "star"])
@@ -49,7 +49,7 @@ def test_a_running_sum_is_the_sum_at_once_to_the_bit() -> None:
     at_once = add_hosted(torch.zeros(1001), whole(leaf), weights)
     running = torch.zeros(1001)
     for workers in (range(2), range(2, 3), range(3, 6)):
-        add_hosted(running, AtHand(leaf[workers.start : workers.stop], workers), weights)
+        add_hosted(running, LeafRows(leaf[workers.start : workers.stop], workers), weights)
     assert torch.equal(running, at_once)
     torch.testing.assert_close(at_once, torch.from_numpy(weights).float() @ leaf)
 

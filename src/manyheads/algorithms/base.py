@@ -268,7 +268,7 @@ def check_share(option: str, value: float, *, zero: bool = False) -> None:
         raise UserError(f"--{option} {value} is outside {'[' if zero else '('}0, 1]: give a fraction within it.")
 
 
-def twins(options: Iterable[str]) -> dict[str, str]:
+def epochs_by_steps(options: Iterable[str]) -> dict[str, str]:
     """Each option that counts mini-batch steps -> the one that counts passes, which it replaces when it is given."""
     names = list(options)
     pairs = {name: name.removesuffix("steps") + "epochs" for name in names if name.endswith("steps")}

@@ -14,7 +14,7 @@ from types import NoneType
 from typing import Any
 
 from manyheads.algorithms import REGISTRY, Algorithm
-from manyheads.algorithms.base import twins
+from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import making
 from manyheads.checks import field_kinds
 from manyheads.cli.parser import number, whole_number
@@ -202,7 +202,7 @@ def _algorithms(start: Any, args: argparse.Namespace) -> list[Algorithm]:
     """An algorithm with every combination of the values given for its options."""
     kind = type(start)
     values, known = given(args, kind), options_of(kind)
-    for steps, epochs in twins(known).items():
+    for steps, epochs in epochs_by_steps(known).items():
         if steps in values and epochs in values:
             raise UserError(f"{flag(epochs)} and {flag(steps)} exclude each other: give one.")
         if steps in values or epochs in values:

@@ -6,7 +6,7 @@ from pathlib import Path
 from manyheads.data import arrays, cifar, digits, fashion_mnist, harbox, mobiact
 from manyheads.data.dataset import RAW, Dataset
 from manyheads.data.federation import Federation, federate
-from manyheads.data.files import Progress
+from manyheads.data.files import DownloadProgress
 from manyheads.data.shards import Shards
 from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError, unknown
@@ -51,7 +51,9 @@ def is_brought_by_workers(data: str | Dataset) -> bool:
     return data.brought_by_workers if isinstance(data, Dataset) else is_site_path(data)
 
 
-def load(name_or_path: str | Path, data_dir: str | Path | None = None, progress: Progress | None = None) -> Dataset:
+def load(
+    name_or_path: str | Path, data_dir: str | Path | None = None, progress: DownloadProgress | None = None
+) -> Dataset:
     """A data set by its name, or your own arrays by the path of their npz file.
 
     A name with ``:raw`` after it leaves the inputs as they were recorded, pixels as fractions of 255; without it they

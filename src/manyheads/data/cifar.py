@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.files import Download, Layout, Progress, obtain, read
+from manyheads.data.files import Download, DownloadProgress, Layout, obtain, read
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError, first_line
 
@@ -102,7 +102,7 @@ CIFAR100 = Cifar(
 def load(
     cifar: Cifar,
     data_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     *,
     standardised: bool = True,
 ) -> Dataset:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.files import Download, Layout, Progress, check_md5, obtain
+from manyheads.data.files import Download, DownloadProgress, Layout, check_md5, obtain
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 
@@ -45,7 +45,7 @@ _MAX_SIZE = 1 << 26
 
 def load(
     data_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: DownloadProgress | None = None,
     *,
     standardised: bool = True,
     layout: Layout = LAYOUT,

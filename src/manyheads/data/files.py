@@ -18,7 +18,7 @@ import numpy as np
 from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing
 
-Progress = Callable[[str, int, int | None], None]
+DownloadProgress = Callable[[str, int, int | None], None]
 """Called while a file is downloaded: its name, the bytes so far, and the bytes in all (None: not known)."""
 
 _CHUNK = 1 << 20
@@ -73,7 +73,7 @@ def obtain(
     data: str,
     layouts: Sequence[Layout],
     data_dir: str | Path | None,
-    progress: Progress | None,
+    progress: DownloadProgress | None,
     *,
     also: Sequence[Path] = (),
 ) -> tuple[Layout, Path]:
@@ -160,7 +160,7 @@ def _in_folder(path: Path) -> Path:
     return path
 
 
-def _fetch(download: Download, layout: Layout, place: Path, progress: Progress | None) -> None:
+def _fetch(download: Download, layout: Layout, place: Path, progress: DownloadProgress | None) -> None:
     """Download into ``place``, or next to it and unpack; nothing is left behind when that fails."""
     target = place.parent / download.name if download.is_archive else place / download.name
     digest, done = hashlib.md5(usedforsecurity=False), 0

@@ -16,7 +16,7 @@ from manyheads.network.base import Traffic, links, message_bytes, refuse_private
 from manyheads.network.messages import Row, pack, unpack
 from manyheads.network.placement import Placement, crossings, owners
 from manyheads.network.processes import Processes
-from manyheads.network.sums import AtHand, add_hosted, common_row, divided, mix_rows
+from manyheads.network.sums import LeafRows, add_hosted, common_row, divided, mix_rows
 from manyheads.topology import Mixing, Rows
 from manyheads.tree import Params, nbytes
 
@@ -60,13 +60,13 @@ class Distributed:
             return self._mix_by_sum(params, mask, common)
         received = self._exchange(params, mask, matrix, sizes)
 
-        def at_hand(leaves: Params, part: int) -> dict[str, AtHand]:
+        def leaf_rows(leaves: Params, part: int) -> dict[str, LeafRows]:
             return {
-                name: AtHand(leaf, self.workers, {worker: pair[part][name] for worker, pair in received.items()})
+                name: LeafRows(leaf, self.workers, {worker: pair[part][name] for worker, pair in received.items()})
                 for name, leaf in leaves.items()
             }
 
-        return mix_rows(at_hand(params, 0), at_hand(mask, 1), matrix)
+        return mix_rows(leaf_rows(params, 0), leaf_rows(mask, 1), matrix)
 
     def average(self, params: Params, weights: np.ndarray) -> Params:
         refuse_private(params, self.private)
@@ -160,7 +160,7 @@ class Distributed:
                     _wait(dist.batch_isend_irecv([dist.P2POp(dist.irecv, piece, order[place - 1])]))
                 piece = piece.to(like.device)
                 for name, part in _views(piece, leaves).items():
-                    add_hosted(part, AtHand(leaves[name], self.workers), weights)
+                    add_hosted(part, LeafRows(leaves[name], self.workers), weights)
                 piece = piece.to(self.processes.wire)
                 if self.processes.rank != last:
                     sending += dist.batch_isend_irecv([dist.P2POp(dist.isend, piece, order[place + 1])])

@@ -13,7 +13,7 @@ from manyheads.tree import Params
 
 
 @dataclass(frozen=True)
-class AtHand:
+class LeafRows:
     """The rows of one leaf that a process has: those of its own workers, and those that it was sent."""
 
     hosted: Tensor
@@ -26,12 +26,12 @@ class AtHand:
     def __getitem__(self, worker: int) -> Tensor:
         return self.hosted[worker - self.workers.start] if worker in self.workers else self.received[worker]
 
-    def to(self, dtype: torch.dtype) -> "AtHand":
+    def to(self, dtype: torch.dtype) -> "LeafRows":
         received = {worker: row.to(dtype) for worker, row in self.received.items()}
-        return AtHand(self.hosted.to(dtype), self.workers, received)
+        return LeafRows(self.hosted.to(dtype), self.workers, received)
 
 
-def mix_rows(leaves: Mapping[str, AtHand], masks: Mapping[str, AtHand], matrix: Rows) -> Params:
+def mix_rows(leaves: Mapping[str, LeafRows], masks: Mapping[str, LeafRows], matrix: Rows) -> Params:
     """P applied to the hosted rows of every leaf; a masked weight is averaged over those who keep it."""
     mix = _Mixer(matrix)
     mixed: Params = {}
@@ -47,14 +47,14 @@ def divided(total: Tensor, kept: Tensor) -> Tensor:
     return total.div_(kept).masked_fill_(kept == 0, 0)
 
 
-def add_rows(total: Tensor, rows: AtHand, columns: np.ndarray, weights: np.ndarray) -> Tensor:
+def add_rows(total: Tensor, rows: LeafRows, columns: np.ndarray, weights: np.ndarray) -> Tensor:
     """Add sum_j w_j x_j to ``total`` [...], in place and one row after another."""
     for worker, weight in zip(columns.tolist(), weights.tolist(), strict=True):
         total.add_(rows[worker], alpha=weight)
     return total
 
 
-def add_hosted(total: Tensor, rows: AtHand, weights: np.ndarray | None) -> Tensor:
+def add_hosted(total: Tensor, rows: LeafRows, weights: np.ndarray | None) -> Tensor:
     """Add the hosted rows to ``total`` [...], in place, each times its worker's weight [N] (None: 1)."""
     hosted = np.arange(rows.workers.start, rows.workers.stop)
     if rows.hosted.device.type == "cpu":
@@ -82,10 +82,10 @@ class _Mixer:
         self.matrix = matrix
         self._dense: dict[torch.dtype, Tensor] = {}
 
-    def __call__(self, leaf: AtHand) -> Tensor:
+    def __call__(self, leaf: LeafRows) -> Tensor:
         return self._sums(leaf) if leaf.hosted.device.type == "cpu" else self._product(leaf)
 
-    def _sums(self, leaf: AtHand) -> Tensor:
+    def _sums(self, leaf: LeafRows) -> Tensor:
         matrix = self.matrix
         mixed = host_memory.empty_like(leaf.hosted)
         done: dict[tuple[bytes, bytes], Tensor] = {}
@@ -101,7 +101,7 @@ class _Mixer:
                 row.copy_(same)
         return mixed
 
-    def _product(self, leaf: AtHand) -> Tensor:
+    def _product(self, leaf: LeafRows) -> Tensor:
         """The same as one product, whose order of summation is up to the device."""
         dtype, here = leaf.hosted.dtype, slice(leaf.workers.start, leaf.workers.stop)
         if dtype not in self._dense:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from manyheads.algorithms import fact
-from manyheads.algorithms.base import twins
+from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.join import Join
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words
@@ -167,7 +167,7 @@ def _option(system: System, name: str) -> Any:
 def _local_work(system: System) -> str:
     """What a worker trains in a round, in words; empty: no options tell."""
     passes = batches = 0
-    for steps, epochs in twins(system.own).items():
+    for steps, epochs in epochs_by_steps(system.own).items():
         given = number(system.own[steps])
         batches += given or 0
         passes += 0 if given is not None else number(system.own[epochs]) or 0

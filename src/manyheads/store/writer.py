@@ -18,9 +18,9 @@ from manyheads.files import (
     disk_errors,
     locked,
     read_sealed,
-    shows,
     sync,
     to_json,
+    wait_until,
     write_atomically,
     write_json,
     write_sealed,
@@ -174,7 +174,7 @@ class RunDirectory:
 
         ``patience``: seconds that what another host has kept may take to show here.
         """
-        whole = shows(lambda: covers(self._some_models(), num_workers), patience)
+        whole = wait_until(lambda: covers(self._some_models(), num_workers), patience)
         found = self._some_models()
         if not whole:
             raise Transient(
