@@ -118,7 +118,7 @@ def test_a_process_gives_its_own_workers_theirs(
     lab: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = _trained(lab, tmp_path / "run")
-    monkeypatch.setattr("manyheads.parts.federate", lambda *a, **k: federate(*a, **k).take([5, 2]))
+    monkeypatch.setattr("manyheads.derived.federate", lambda *a, **k: federate(*a, **k).take([5, 2]))
     session = open_join(source, NewWorkers(workers=6), lab.cpu)
     assert session.ctx.ids == (5, 2)
     for name, leaf in select(source.state().params, BODY).items():

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from manyheads.compatibility import check_training
 from manyheads.data import load
+from manyheads.derived import federation_of, mixing_of, pick_device, resolve
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
 from manyheads.jobs import Job
-from manyheads.parts import connect, deal, pick_device, resolve
 from manyheads.recipes import follow_from_others
 from manyheads.store.layout import EXPERIMENT
 from manyheads.topology import brief
@@ -43,8 +43,8 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
         # What one seed passes, the others pass as well.
         if (setting := replace(complete, seed=0).run_id) not in checked:
             checked.add(setting)
-            connect(complete)
-            federation = deal(complete, dataset)
+            mixing_of(complete)  # for its errors
+            federation = federation_of(complete, dataset)
             check_training(complete, initial_model(complete, federation), federation)
             if tuned and complete.validation and not any(federation.validation.sizes):
                 raise not_to_be_tuned(complete)

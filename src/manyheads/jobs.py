@@ -20,10 +20,10 @@ import torch
 
 from manyheads.data import load
 from manyheads.data.federation import saved_data_digest
+from manyheads.derived import pick_device
 from manyheads.errors import Diverged, UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.machine import cores
-from manyheads.parts import pick_device
 from manyheads.record import Record
 from manyheads.rounds import run
 from manyheads.session import open_session

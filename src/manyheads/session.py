@@ -21,6 +21,7 @@ from manyheads.data import Dataset, Federation, load
 from manyheads.data.federation import mean_floor
 from manyheads.data.files import DownloadProgress
 from manyheads.data.sites import load as load_sites
+from manyheads.derived import federation_of, mixing_of, pick_device, rates_of, resolve
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs import Precision
@@ -38,7 +39,6 @@ from manyheads.network.in_process import InProcess
 from manyheads.network.meeting import join
 from manyheads.network.placement import Placement, blocks
 from manyheads.network.processes import Processes
-from manyheads.parts import connect, deal, pick_device, rates, resolve
 from manyheads.recipes import knows_speed, step_seconds
 from manyheads.sites import Sites
 from manyheads.topology import Mixing
@@ -136,7 +136,7 @@ def open_session(
     if processes.count > 1:
         check_alike(processes, experiment, runtime, dataset, in_sites=sites is not None)
         check_same_code(processes, experiment)
-    everyone, mixing = deal(experiment, dataset, own), connect(experiment)
+    everyone, mixing = federation_of(experiment, dataset, own), mixing_of(experiment)
     placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
     hosted = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
     model = initial_model(experiment, hosted)
@@ -261,7 +261,7 @@ def _context(
         network=network,
         exchange=experiment.algorithm.exchange,
         model=model,
-        rates=rates(experiment),
+        rates=rates_of(experiment),
         objective=single_head(workload.loss),
         class_counts=None if counts is None else counts.to(device, experiment.dtype),
         sizes=_sizes(federation, experiment.algorithm, network),

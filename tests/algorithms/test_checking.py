@@ -16,10 +16,10 @@ from manyheads.algorithms.base import Algorithm, Context, State, Work
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.cli import options
 from manyheads.cli.parser import Parser
+from manyheads.derived import usual_options
 from manyheads.engine.phase import Epochs
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.parts import usual_options
 from manyheads.rounds import train
 from manyheads.tree import clone, select
 

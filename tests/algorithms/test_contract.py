@@ -194,8 +194,8 @@ def test_relabelling_the_workers_relabels_the_result(experiment, lab, monkeypatc
     order = [2, 0, 3, 1]
     matrix = session.mixing.rows(0).dense()[np.ix_(order, order)]
     mixing = lab.mixing_of(matrix)
-    monkeypatch.setattr("manyheads.parts.federate", lambda *a, **k: federate(*a, **k).take(order))
-    monkeypatch.setattr("manyheads.parts.build_mixing", lambda *a, **k: mixing)
+    monkeypatch.setattr("manyheads.derived.federate", lambda *a, **k: federate(*a, **k).take(order))
+    monkeypatch.setattr("manyheads.derived.build_mixing", lambda *a, **k: mixing)
     relabelled = lab.opened(experiment)
     assert relabelled.ctx.ids == tuple(order)
     state = lab.states(relabelled)[-1]
@@ -224,7 +224,7 @@ def test_identity_mixing_is_independent_training(experiment, lab, monkeypatch):
     sizes, together = session.ctx.sizes, lab.states(session)[-1]
     for worker in range(4):
         with monkeypatch.context() as patch:
-            patch.setattr("manyheads.parts.federate", lambda *a, w=worker, **k: federate(*a, **k).take([w]))
+            patch.setattr("manyheads.derived.federate", lambda *a, w=worker, **k: federate(*a, **k).take([w]))
             session = lab.opened(experiment, network=Alone(worker, 4), sizes=sizes)
             alone = lab.states(session)[-1]
         for name, leaf in leaves(alone).items():

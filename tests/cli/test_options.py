@@ -12,10 +12,10 @@ from manyheads.cli import options
 from manyheads.cli.options import Option, add_options, experiments, given, options_of
 from manyheads.cli.parser import Parser
 from manyheads.data import NAMES
+from manyheads.derived import resolve
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models.nets import NETS
-from manyheads.parts import resolve
 
 
 def _parse(*words: str, several: bool = False) -> argparse.Namespace:

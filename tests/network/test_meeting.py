@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 
+from manyheads.derived import pick_device
 from manyheads.errors import UserError
 from manyheads.network import meeting
 from manyheads.network import processes as module
 from manyheads.network.meeting import _assemble, _have_gpus_of_their_own, _join_start, _open_store, join
 from manyheads.network.processes import Processes
-from manyheads.parts import pick_device
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from manyheads.algorithms import REGISTRY, get_algorithm
+from manyheads.derived import mixing_of
 from manyheads.experiment import Experiment
 from manyheads.metrics.theorem import assess
-from manyheads.parts import connect
 from manyheads.recipes import RECIPES
 from manyheads.report import open_comparison, write
 
@@ -113,7 +113,7 @@ def _write_run(
         runtime = {"manyheads": "0.1.0", "torch": "2.6.0", "python": "3.12.1", "device": "cpu", "engine": "batched"}
         last = {"rounds": rounds, **{name: value for name, value in records[-1].items() if name != "round"}}
         if kind.exchange == "graph":
-            last |= assess(connect(experiment)).numbers
+            last |= assess(mixing_of(experiment)).numbers
         summary = {
             **last,
             "root": experiment.root,

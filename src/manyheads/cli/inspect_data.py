@@ -37,8 +37,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import facts
     from manyheads.data.federation import describe
+    from manyheads.derived import federation_of, resolve
     from manyheads.experiment import Experiment, Runtime
-    from manyheads.parts import deal, resolve
 
     experiment, runtime = resolve(Experiment(**given(args, Experiment)), ()), Runtime(**given(args, Runtime))
     name = str(experiment.data)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     figures.check_name(out)
     with waiting(f"loading {name}") as downloading:
         dataset = data.load(name, runtime.data_dir, downloading)
-    federation = deal(experiment, dataset)
+    federation = federation_of(experiment, dataset)
     print(facts(describe(federation)))
     if federation.class_counts is None:
         return

@@ -26,13 +26,13 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import given
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import facts
+    from manyheads.derived import mixing_of
     from manyheads.experiment import Experiment
     from manyheads.metrics import theorem
-    from manyheads.parts import connect
 
     # A graph can be looked at before an algorithm is chosen: this one takes any, and notes say what P lacks.
     experiment = Experiment(algorithm=DisPFL(), **given(args, Experiment))
-    mixing = connect(experiment)
+    mixing = mixing_of(experiment)
     slug = "links" if experiment.graph.startswith("links:") else experiment.graph.replace(":", "-")
     out = args.out or Path(f"graph-{slug}-{experiment.workers}.png")
     figures.check_name(out)

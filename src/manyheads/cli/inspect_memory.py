@@ -29,12 +29,12 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.options import experiments, given
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import facts
+    from manyheads.derived import federation_of, pick_device, resolve
     from manyheads.engine.choose import FILLED
     from manyheads.engine.cuda_graphs import Precision, describe, plan_memory, settle
     from manyheads.engine.cuda_graphs.memory import free_memory
     from manyheads.experiment import Runtime
     from manyheads.initial import initial_model
-    from manyheads.parts import deal, pick_device, resolve
     from manyheads.units import human_bytes
 
     if args.memory is not None and not 0 < 1e9 * args.memory < inf:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
     with waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
     experiment = replace(resolve(asked, dataset.input_shape), precision=asked.precision or "tf32")
-    federation = deal(experiment, dataset)
+    federation = federation_of(experiment, dataset)
     plan = plan_memory(
         initial_model(experiment, federation),
         federation.train,

@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> None:
 def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The options that are neither a default nor the data set's recipe, as (label, value) lines."""
     from manyheads.algorithms import DePRL, find_algorithm
+    from manyheads.derived import usual_options
     from manyheads.experiment import flat
-    from manyheads.parts import usual_options
 
     # The defaults of an unregistered algorithm are not known.
     kind = find_algorithm(description["algorithm"]["name"]) or DePRL

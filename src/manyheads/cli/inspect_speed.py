@@ -25,11 +25,11 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import facts
     from manyheads.compatibility import check_batch_size
+    from manyheads.derived import resolve
     from manyheads.experiment import Experiment, Runtime
     from manyheads.initial import few_of, initial_model
     from manyheads.metrics.clock import measure_step_seconds
     from manyheads.models.split import constants_of
-    from manyheads.parts import resolve
 
     asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     with waiting(f"loading {asked.data}") as downloading:

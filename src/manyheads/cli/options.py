@@ -18,9 +18,9 @@ from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import making
 from manyheads.checks import field_kinds
 from manyheads.cli.parser import number, whole_number
+from manyheads.derived import exchange_of
 from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime, check_algorithm
-from manyheads.parts import exchange
 from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe, step_seconds
 from manyheads.store.layout import EXPERIMENT
@@ -152,7 +152,10 @@ def _read(path: Path) -> Experiment:
         changes = {}
         if experiment.batch_size and experiment.step_seconds == step_seconds(experiment.model, experiment.batch_size):
             changes["step_seconds"] = None
-        if is_graph(experiment.graph) and experiment.weights == exchange(replace(experiment, weights=None))["weights"]:
+        if (
+            is_graph(experiment.graph)
+            and experiment.weights == exchange_of(replace(experiment, weights=None))["weights"]
+        ):
             changes["weights"] = None
         return replace(experiment, **changes)
     except OSError as error:

@@ -108,7 +108,7 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
 def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
     """The runs that are not recorded, with their time and memory."""
     from manyheads.cli.text import table
-    from manyheads.parts import pick_device
+    from manyheads.derived import pick_device
     from manyheads.studies.cost import Costs, total
     from manyheads.units import human_bytes, human_seconds
 
@@ -131,8 +131,8 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
 def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """Make the runs that are not recorded; why some failed, by name."""
     from manyheads.cli.board import Shown, follow
+    from manyheads.derived import pick_device
     from manyheads.files import make_folder
-    from manyheads.parts import pick_device
     from manyheads.studies.cost import Costs
     from manyheads.studies.everything import NAME
     from manyheads.studies.records import Records

@@ -59,9 +59,9 @@ def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
     The graph is allowed here too: people try one algorithm after another by changing only its name, and the run then
     records ``server``.
     """
-    from manyheads.parts import exchange
+    from manyheads.derived import exchange_of
 
-    for name, used in exchange(experiment).items():
+    for name, used in exchange_of(experiment).items():
         if name != "graph" and name in args and getattr(experiment, name) not in (None, used):
             raise UserError(f"{flag(name)} is not used by {experiment.algorithm.name}: leave it out.")
 

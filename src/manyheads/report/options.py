@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from manyheads.algorithms import find_algorithm
+from manyheads.derived import SET_BY_COROLLARY, usual_options
 from manyheads.experiment import Experiment, option_defaults
-from manyheads.parts import SET_BY_COROLLARY, usual_options
 from manyheads.recipes import Recipe
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System, shown, words

@@ -11,10 +11,10 @@ from pathlib import Path
 import torch
 
 from manyheads.algorithms import State
+from manyheads.derived import pick_device
 from manyheads.experiment import Runtime
 from manyheads.jobs import Job, News, run_jobs, to_the_end
 from manyheads.new_workers import Learned, open_join, open_join_from
-from manyheads.parts import pick_device
 from manyheads.rounds import run
 from manyheads.saver import about
 from manyheads.session import Session, open_session

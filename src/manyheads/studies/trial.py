@@ -10,11 +10,11 @@ from typing import Any
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.compare import SEEDS
 from manyheads.data import Dataset
+from manyheads.derived import resolve
 from manyheads.engine.phase import PrecisionName
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat, option_defaults
 from manyheads.new_workers import NewWorkers
-from manyheads.parts import resolve
 
 GRAPHS = {"ring": "ring", "random": "random:0.25", "full": "full"}
 """The paper's graphs as we spell them."""

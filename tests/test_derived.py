@@ -9,9 +9,9 @@ import torch
 from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg, FedRep, Local
 from manyheads.data import Dataset, load
 from manyheads.data.arrays import from_arrays, from_workers
+from manyheads.derived import federation_of, mixing_of, pick_device, rates_of, resolve
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.parts import connect, deal, pick_device, rates, resolve
 
 NO_RATES = {"lr": None, "head_lr": None, "decay": None}
 
@@ -39,8 +39,8 @@ def test_graph_and_weights_follow_the_algorithm(lab, algorithm, graph, weights):
 def test_workers_who_could_only_exchange_their_models_are_refused_where_they_mix(lab):
     graph = "links:" + ",".join(f"{worker}-{(worker + 1) % 4}=0.5" for worker in range(4))
     with pytest.raises(UserError, match="can never agree"):
-        connect(complete(lab.tiny(DePRL(), graph=graph)))
-    connect(complete(lab.tiny(DePRL(), graph=graph.replace("0.5", "0.4"))))
+        mixing_of(complete(lab.tiny(DePRL(), graph=graph)))
+    mixing_of(complete(lab.tiny(DePRL(), graph=graph.replace("0.5", "0.4"))))
 
 
 @pytest.mark.parametrize("algorithm", [DePRL(), FedAvg(), Local()])
@@ -82,7 +82,7 @@ def test_workers_keep_the_samples_they_bring():
         for data, split in ((from_arrays(x, y, user=y), {}), (parts, {}), (parts, {"split": "iid"}))
     )
     assert (plain.split, brought.split, dealt.split) == ("dirichlet:0.3", "natural", "iid")
-    assert deal(brought, parts).train.sizes == (22, 7), "the others are for test and validation"
+    assert federation_of(brought, parts).train.sizes == (22, 7), "the others are for test and validation"
 
 
 def test_a_file_for_each_worker_says_who_holds_what():
@@ -93,14 +93,14 @@ def test_a_file_for_each_worker_says_who_holds_what():
 
 
 def test_rates_decay_every_round(lab):
-    found = rates(complete(lab.tiny(DePRL(), lr=0.4, head_lr=0.2, decay=0.5)))
+    found = rates_of(complete(lab.tiny(DePRL(), lr=0.4, head_lr=0.2, decay=0.5)))
     assert [found.sgd(round).lr for round in range(3)] == [0.4, 0.2, 0.1]
     assert [found.sgd(round, head=True).lr for round in range(3)] == [0.2, 0.1, 0.05]
     assert (found.momentum, found.weight_decay, found.clip) == (0.5, 0.001, 1.0)
 
 
 def test_a_clip_of_zero_is_none(lab):
-    assert rates(complete(lab.tiny(DePRL(), clip=0.0))).sgd(0).clip is None
+    assert rates_of(complete(lab.tiny(DePRL(), clip=0.0))).sgd(0).clip is None
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_clip_of_zero_is_none(lab):
 def test_corollary_ones_schedule(lab, algorithm, tau):
     """beta = sqrt(N / K) and alpha = 1 / (tau sqrt(K)), the same in every round."""
     experiment = complete(lab.tiny(algorithm, schedule="corollary", rounds=25, **NO_RATES))
-    found = rates(experiment)
+    found = rates_of(experiment)
     for round in (0, 7):
         assert found.sgd(round).lr == pytest.approx((4 / 25) ** 0.5)
         assert found.sgd(round, head=True).lr == pytest.approx(1 / (tau * 5))
@@ -150,7 +150,9 @@ def test_labels_that_count_from_one_are_noted(lab, classes):
     from_one = classes == "train and test"
     data = from_arrays(x, y, x, y if from_one else y - 1, num_classes=3)
     experiment = complete(lab.tiny(DePRL(), data=data, split="iid"))
-    noted = [note for note in deal(experiment, data).notes if note.startswith("no sample is of class 0: if labels")]
+    noted = [
+        note for note in federation_of(experiment, data).notes if note.startswith("no sample is of class 0: if labels")
+    ]
     assert len(noted) == from_one
 
 
@@ -167,7 +169,7 @@ def test_labels_with_gaps_are_noted(lab, labels, said):
     x, y = torch.randn(40, 6), torch.tensor(labels).repeat(40)[:40]
     # Of classes after the last with a sample somebody has said that they are there.
     data = from_arrays(x, y, num_classes=8)
-    notes = deal(complete(lab.tiny(DePRL(), data=data, split="iid")), data).notes
+    notes = federation_of(complete(lab.tiny(DePRL(), data=data, split="iid")), data).notes
     assert not notes if said is None else notes[0].startswith(f"no sample is of {said}")
 
 
@@ -175,11 +177,11 @@ def test_what_a_file_leaves_to_say_is_noted(lab, tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.ones((40, 6)), y=np.arange(40) % 2, users=np.arange(40))
     data = load(tmp_path / "mine.npz")
     experiment = complete(lab.tiny(DePRL(), data=data, split="iid"))
-    assert any("not read: users" in note for note in deal(experiment, data).notes)
+    assert any("not read: users" in note for note in federation_of(experiment, data).notes)
 
 
 def test_a_site_that_lacks_class_0_is_not_told_to_number_classes_anew(lab):
     x, y = torch.randn(40, 6), 1 + torch.arange(40) % 2
     data = from_workers([(x, y), (x, y)], num_classes=3)
     experiment = complete(lab.tiny(DePRL(), data=data, split="natural", workers=2))
-    assert deal(experiment, data).notes and not deal(experiment, data, range(2)).notes
+    assert federation_of(experiment, data).notes and not federation_of(experiment, data, range(2)).notes

@@ -30,7 +30,7 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
     name = experiment.data if isinstance(experiment.data, str) else ""
     # A graph must be valid even if the algorithm does not use it.
     graph = parse_graph(experiment.graph).spec if is_graph(experiment.graph) else experiment.graph
-    changes: dict[str, Any] = {"graph": graph, **exchange(experiment)}
+    changes: dict[str, Any] = {"graph": graph, **exchange_of(experiment)}
     if is_site_path(name) and experiment.split not in (None, "natural"):
         raise UserError(
             f"--split {experiment.split} does not go with a file for each worker, who keeps its own samples: leave"
@@ -58,7 +58,7 @@ def usual_options(given: Mapping[str, Any], algorithm: type[Algorithm] = DePRL) 
     return usual
 
 
-def deal(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
+def federation_of(experiment: Experiment, dataset: Dataset, hosted: range | None = None) -> Federation:
     """Who holds what of a data set. ``hosted``: the data set has the samples of these workers only."""
     assert experiment.split is not None, "an experiment is completed before it is used"
     workers = range(experiment.workers) if hosted is None else hosted
@@ -91,7 +91,7 @@ def _missing_classes(labels: Tensor) -> tuple[str, ...]:
     return (f"no sample is of class {missing[0]}{more}: if labels have gaps, {cure}",)
 
 
-def connect(experiment: Experiment) -> Mixing:
+def mixing_of(experiment: Experiment) -> Mixing:
     """Who mixes with whom in an experiment."""
     algorithm = experiment.algorithm
     mixing = build_mixing(
@@ -110,7 +110,7 @@ def connect(experiment: Experiment) -> Mixing:
     return mixing
 
 
-def exchange(experiment: Experiment) -> dict[str, Any]:
+def exchange_of(experiment: Experiment) -> dict[str, Any]:
     """Graph, weights and failing links as the algorithm uses them, whatever a comparison gives for the others."""
     algorithm, graph = experiment.algorithm, experiment.graph
     if algorithm.exchange != "graph":
@@ -124,7 +124,7 @@ def exchange(experiment: Experiment) -> dict[str, Any]:
     return {"weights": "uniform" if algorithm.row_stochastic else experiment.weights or "metropolis"}
 
 
-def rates(experiment: Experiment) -> Rates:
+def rates_of(experiment: Experiment) -> Rates:
     """The optimiser's numbers, Corollary 1's where asked for: beta = sqrt(N/K), alpha = 1/(tau sqrt(K))."""
     recipe = experiment.recipe
     lr, head_lr = recipe.lr, recipe.head_lr
