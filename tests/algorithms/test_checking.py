@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from manyheads.algorithms import REGISTRY, fact
+from manyheads.algorithms import REGISTRY, attribute_of
 from manyheads.algorithms.base import Algorithm, Context, State, Work
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.cli import options
@@ -309,7 +309,7 @@ def in_a_file() -> None:
     [
         (on_the_command_line, r"Picky\(every=2\)"),
         (in_a_file, r"Picky\(every=2\)"),
-        (lambda: fact("picky", {"every": 2}, "uses_sizes"), r"Picky\(every=2\)"),
+        (lambda: attribute_of("picky", {"every": 2}, "uses_sizes"), r"Picky\(every=2\)"),
         (lambda: usual_options({}, Broken), r"Broken\(\)"),
     ],
     ids=["command line", "file", "report", "inspect run"],

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from manyheads.algorithms import DPSGD, REGISTRY, fact
+from manyheads.algorithms import DPSGD, REGISTRY, attribute_of
 from manyheads.report import write
 from manyheads.report.comparison import open_comparison
 from manyheads.report.findings import caveats, conditions, outcome, title, verdict
@@ -94,8 +94,9 @@ def test_what_an_algorithm_says_of_itself_may_follow_from_its_options(tmp_path: 
         " 3 passes for each of 4 models (Ensemble, members 4); 3 passes (Local)."
     ]
     # A run of a time when there was another option.
-    assert fact(DPSGD.name, {"members": 5, "gone": 1}, "num_models") == 5
-    assert fact(DPSGD.name, {"gone": 1}, "row_stochastic") is False and fact("unheard-of", {}, "num_models") is None
+    assert attribute_of(DPSGD.name, {"members": 5, "gone": 1}, "num_models") == 5
+    assert attribute_of(DPSGD.name, {"gone": 1}, "row_stochastic") is False
+    assert attribute_of("unheard-of", {}, "num_models") is None
 
 
 def test_the_outcome_says_lead_error_and_floor(tmp_path: Path, write_run):

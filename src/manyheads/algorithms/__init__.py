@@ -38,7 +38,7 @@ def get_algorithm(name: str) -> type[Algorithm]:
     return found
 
 
-def fact(name: str, options: Mapping[str, Any], about: str) -> Any:
+def attribute_of(name: str, options: Mapping[str, Any], about: str) -> Any:
     """An attribute of the algorithm called ``name`` with the options of a run; None: the algorithm is not known.
 
     It is read from the class if it does not depend on the options: an old run may have options that no longer exist.
@@ -72,7 +72,7 @@ __all__ = [
     "Join",
     "Local",
     "State",
-    "fact",
+    "attribute_of",
     "find_algorithm",
     "get_algorithm",
     "title_of",

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from manyheads.algorithms import REGISTRY, fact, title_of
+from manyheads.algorithms import REGISTRY, attribute_of, title_of
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment
 from manyheads.own_code import changed
@@ -215,7 +215,7 @@ def passes_over(run: Finished, name: str) -> bool:
     """Whether the algorithm ignores an option, so that the run belongs to any value of it."""
     if name == "weights":
         # None: the links have weights of their own.
-        return run.options["weights"] is None or bool(fact(run.algorithm, run.own, "row_stochastic"))
+        return run.options["weights"] is None or bool(attribute_of(run.algorithm, run.own, "row_stochastic"))
     return name in _GRAPH_OPTIONS and not run.on_graph
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from manyheads.algorithms import fact
+from manyheads.algorithms import attribute_of
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.join import Join
 from manyheads.report.collect import Finished
@@ -161,7 +161,7 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
 
 def _option(system: System, name: str) -> Any:
     """A system's option, or the fact that its algorithm has in the option's place; None: it is not known."""
-    return system.own[name] if name in system.own else fact(system.algorithm, system.own, name)
+    return system.own[name] if name in system.own else attribute_of(system.algorithm, system.own, name)
 
 
 def _local_work(system: System) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.algorithms import fact
+from manyheads.algorithms import attribute_of
 from manyheads.checkpoint import Snapshot, latest_round, newest, read
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -163,7 +163,7 @@ class Run:
     def _sooner(self) -> str:
         """How to let an unfinished run end where it stands; empty: it cannot, or has not trained yet."""
         given, own = self._objects.get("algorithm"), self.description["algorithm"]
-        uses_rounds = fact(own["name"], own, "uses_rounds") if given is None else given.uses_rounds
+        uses_rounds = attribute_of(own["name"], own, "uses_rounds") if given is None else given.uses_rounds
         if self.description["schedule"] == "corollary" or uses_rounds:
             return ""
         kept = latest_round(self.path / CHECKPOINT)
