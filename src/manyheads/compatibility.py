@@ -158,14 +158,14 @@ def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> N
     for found, count in ((together, len(y)), (alone, 1)):
         if not isinstance(found, Tensor) or found.shape != (count,):
             raise UserError(
-                f"the {name} gives {_form(found)} for output {_form(output[:count])} and target {_form(y[:count])}: it"
-                f" must give one number per sample, [{count}], not their mean or sum."
+                f"the {name} gives {_shape(found)} for output {_shape(output[:count])} and target {_shape(y[:count])}:"
+                f" it must give one number per sample, [{count}], not their mean or sum."
             )
     if not torch.allclose(together[:1].double(), alone.double(), rtol=1e-3, atol=1e-6, equal_nan=True):
         # The usual cause: shapes [n, 1] and [n] broadcast, so that every sample is compared with every other.
         raise UserError(
             f"the {name} of a sample depends on the other samples: compute each by itself, and check that the shapes"
-            f" of output {_form(output)} and target {_form(y)} match."
+            f" of output {_shape(output)} and target {_shape(y)} match."
         )
 
 
@@ -208,7 +208,7 @@ def _check_transform(transform: Transform, experiment: Experiment, federation: F
     for given in found:
         if not isinstance(given, Tensor) or given.shape != x.shape:
             raise UserError(
-                f"the transform gives {_form(given)} for {len(x)} samples: it must give a tensor of their shape, "
+                f"the transform gives {_shape(given)} for {len(x)} samples: it must give a tensor of their shape, "
                 f"{list(x.shape)}."
             )
         if not given.isfinite().all():
@@ -221,5 +221,6 @@ def _check_transform(transform: Transform, experiment: Experiment, federation: F
         )
 
 
-def _form(found: object) -> str:
+def _shape(found: object) -> str:
+    """What is not a tensor by its type."""
     return str(list(found.shape)) if isinstance(found, Tensor) else type(found).__name__

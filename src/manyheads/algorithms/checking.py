@@ -105,7 +105,8 @@ def starting_state(algorithm: Algorithm, ctx: Context) -> State:
     with user_code(where, maybe_ours=True):
         models = _state(algorithm.models(found, ctx), where)
     given, wanted = (
-        {name: _form(leaf) for name, leaf in {**each.params, **each.buffers}.items()} for each in (models, ctx.initial)
+        {name: _type_and_shape(leaf) for name, leaf in {**each.params, **each.buffers}.items()}
+        for each in (models, ctx.initial)
     )
     for name in sorted({*given, *wanted}):
         if given.get(name) != wanted.get(name):
@@ -169,7 +170,7 @@ def _whole(found: object, where: str, before: State) -> State:
                 f"{where} {'loses' if lost else 'adds'} {changed[0]}: a state must keep the leaves it started with."
             )
         for name, leaf in has.items():
-            if (now := _form(leaf)) != (was := _form(had[name])):
+            if (now := _type_and_shape(leaf)) != (was := _type_and_shape(had[name])):
                 raise UserError(f"{where} turns {name} from {was} into {now}: leave shapes and types as they are.")
     return found
 
@@ -196,7 +197,7 @@ def _repeatable(where: str, state: State | None = None, round: int = 0) -> Itera
         )
 
 
-def _form(leaf: Tensor) -> str:
+def _type_and_shape(leaf: Tensor) -> str:
     return f"{leaf.dtype} {list(leaf.shape)}"
 
 
