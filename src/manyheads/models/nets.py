@@ -27,12 +27,14 @@ class Net(Protocol):
         ...
 
 
-def mlp(input_shape: Shape, num_outputs: int, *, hidden: Sequence[int] = (64, 32)) -> nn.Module:
-    """Linear layers with ReLU between them, for samples of any shape."""
+def mlp(input_shape: Shape, num_outputs: int, *, hidden: Sequence[int] = (64, 32), dropouts: int = 0) -> nn.Module:
+    """Linear layers with ReLU between them, for samples of any shape; dropout after the first few."""
     sizes = [prod(input_shape), *hidden]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(sizes):
+    for number, (before, after) in enumerate(pairwise(sizes)):
         layers += [nn.Linear(before, after), nn.ReLU()]
+        if number < dropouts:
+            layers.append(nn.Dropout(0.05))
     return _named([*layers, nn.Linear(sizes[-1], num_outputs)])
 
 
@@ -43,13 +45,9 @@ def cnn(input_shape: Shape, num_outputs: int) -> nn.Module:
     return _named(layers)
 
 
-def dnn(input_shape: Shape, num_outputs: int, *, hidden: tuple[int, int, int, int] = (512, 256, 128, 64)) -> nn.Module:
+def dnn(input_shape: Shape, num_outputs: int, *, hidden: Sequence[int] = (512, 256, 128, 64)) -> nn.Module:
     """The paper's net for HARBox: five linear layers, dropout after the first three."""
-    sizes = [prod(input_shape), *hidden]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(sizes[:4]):
-        layers += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(0.05)]
-    return _named([*layers, nn.Linear(hidden[2], hidden[3]), nn.ReLU(), nn.Linear(hidden[3], num_outputs)])
+    return mlp(input_shape, num_outputs, hidden=hidden, dropouts=3)
 
 
 def alexnet(input_shape: Shape, num_outputs: int) -> nn.Module:
