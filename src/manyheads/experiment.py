@@ -17,8 +17,8 @@ from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import field_kinds, normalise_fields, not_negative, positive, shown
 from manyheads.data import Dataset, is_brought_by_workers
+from manyheads.data.evaluation_split import TestSplit
 from manyheads.data.partition import parse_split
-from manyheads.data.test_split import TestSplit
 from manyheads.engine.phase import EngineName, Loss, PrecisionName
 from manyheads.engine.workload import Transform
 from manyheads.errors import UserError, flag, unknown, user_code

@@ -8,11 +8,13 @@ from hypothesis.extra import numpy as hnp
 
 from manyheads.data import Dataset
 from manyheads.data.partition import (
+    NOBODY,
     Dirichlet,
     Iid,
     LabelShards,
     Natural,
     SplitRule,
+    by_owner,
     draw_partition,
     largest_remainder,
     parse_split,
@@ -243,3 +245,10 @@ def test_largest_remainder_sums_up_and_stays_within_one(share: np.ndarray, total
     for row, given_more in zip(rest, counts > share * total, strict=True):
         if given_more.any() and (~given_more).any():
             assert row[given_more].min() >= row[~given_more].max() - 1 - 1e-6
+
+
+def test_by_owner_keeps_rows_in_order_and_drops_the_unowned() -> None:
+    entries = by_owner(np.array([1, NOBODY, 0, 1, 2, NOBODY, 0]), 4)
+    assert entries.rows.tolist() == [2, 6, 0, 3, 4]
+    assert entries.sizes.tolist() == [2, 2, 1, 0]
+    assert entries.rows.dtype == np.int64

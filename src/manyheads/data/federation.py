@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.partition import SplitRule, draw_partition, parse_split
+from manyheads.data.evaluation_split import split_test
+from manyheads.data.partition import Entries, SplitRule, by_owner, draw_partition, parse_split
 from manyheads.data.pixels import Pixels
 from manyheads.data.shards import Shards
-from manyheads.data.test_split import Entries, by_owner, split_test
 from manyheads.errors import UserError
 from manyheads.files import write_tensors
 from manyheads.randomness import generator

@@ -35,6 +35,18 @@ class Partition:
     """What the user should know about this draw, one line each."""
 
 
+@dataclass(frozen=True)
+class Entries:
+    """The pool rows of all workers, one worker after the other."""
+
+    rows: np.ndarray
+    """[entries]."""
+    sizes: np.ndarray
+    """Entries of each worker, [workers]."""
+    weight: np.ndarray | None = None
+    """How much each entry counts in evaluation, [entries] float32, with mean 1 in every worker; None: all the same."""
+
+
 class SplitRule(Protocol):
     """A way to deal the train samples to workers. ``str(split)`` is its spec."""
 
@@ -233,6 +245,13 @@ def deal(group: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> np.
     owner = np.empty(len(group), np.int64)
     owner[shuffled_by_group] = np.repeat(names, np.column_stack([counts, left]).ravel())
     return owner
+
+
+def by_owner(owner: np.ndarray, workers: int) -> Entries:
+    """The entries of every worker in ascending order, out of the owner of each pool row."""
+    rows = np.argsort(owner, kind="stable")
+    sizes = np.bincount(owner[owner != NOBODY], minlength=workers)
+    return Entries(rows[len(rows) - sizes.sum() :], sizes)
 
 
 def _top_up(

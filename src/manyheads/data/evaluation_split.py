@@ -1,27 +1,13 @@
 """How the test samples are dealt to workers, so that everyone is tested on the mixture it trains on."""
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.partition import NOBODY, Partition, count, deal, largest_remainder
+from manyheads.data.partition import Entries, Partition, by_owner, count, deal, largest_remainder
 from manyheads.errors import unknown
 from manyheads.randomness import generator
-
-
-@dataclass(frozen=True)
-class Entries:
-    """The pool rows of all workers, one worker after the other."""
-
-    rows: np.ndarray
-    """[entries]."""
-    sizes: np.ndarray
-    """Entries of each worker, [workers]."""
-    weight: np.ndarray | None = None
-    """How much each entry counts in evaluation, [entries] float32, with mean 1 in every worker; None: all the same."""
-
 
 TestSplit = Literal["shared", "overlap", "reweighted"]
 
@@ -51,13 +37,6 @@ def split_test(kind: str, data: Dataset, partition: Partition, seed: int) -> Ent
     if kind == "reweighted":
         return _reweighted(mixture, test_label)
     raise unknown("test split", kind, get_args(TestSplit))
-
-
-def by_owner(owner: np.ndarray, workers: int) -> Entries:
-    """The entries of every worker in ascending order, out of the owner of each pool row."""
-    rows = np.argsort(owner, kind="stable")
-    sizes = np.bincount(owner[owner != NOBODY], minlength=workers)
-    return Entries(rows[len(rows) - sizes.sum() :], sizes)
 
 
 def _overlap(mixture: np.ndarray, test_label: np.ndarray, rng: np.random.Generator) -> Entries:

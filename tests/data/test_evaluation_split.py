@@ -2,13 +2,12 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.data import Dataset
+from manyheads.data.evaluation_split import split_test
 from manyheads.data.partition import Natural, draw_partition, parse_split
-from manyheads.data.test_split import NOBODY, by_owner, split_test
 from manyheads.errors import UserError
 
 Make = Callable[..., Dataset]
@@ -133,10 +132,3 @@ def test_unknown_kind(toy: Make) -> None:
     data = toy([5, 5], [2, 2])
     with pytest.raises(UserError, match=r"unknown test split 'share'\. Did you mean 'shared'"):
         split_test("share", data, draw_partition(data, parse_split("iid"), 2, 1), 1)
-
-
-def test_by_owner_keeps_rows_in_order_and_drops_the_unowned() -> None:
-    entries = by_owner(np.array([1, NOBODY, 0, 1, 2, NOBODY, 0]), 4)
-    assert entries.rows.tolist() == [2, 6, 0, 3, 4]
-    assert entries.sizes.tolist() == [2, 2, 1, 0]
-    assert torch.from_numpy(entries.rows).dtype == torch.int64
