@@ -24,49 +24,22 @@ if TYPE_CHECKING:
     from manyheads.rounds import train
     from manyheads.store import Run
 
-_PLACES = {
-    "DPSGD": "algorithms",
-    "DePRL": "algorithms",
-    "DisPFL": "algorithms",
-    "Ditto": "algorithms",
-    "FedAvg": "algorithms",
-    "FedRep": "algorithms",
-    "FedRoD": "algorithms",
-    "Local": "algorithms",
+__all__ = ["DPSGD", "DePRL", "DisPFL", "Ditto", "FedAvg", "FedRep", "FedRoD", "Local"]
+_PLACES = dict.fromkeys(__all__, "algorithms") | {
     "Dataset": "data.dataset",
-    "from_arrays": "data.arrays",
-    "from_workers": "data.arrays",
-    "UserError": "errors",
     "Experiment": "experiment",
     "NewWorkers": "new_workers",
-    "Runtime": "experiment",
     "Record": "record",
     "Run": "store",
+    "Runtime": "experiment",
+    "UserError": "errors",
+    "from_arrays": "data.arrays",
+    "from_workers": "data.arrays",
     "join": "new_workers",
     "train": "rounds",
 }
-
-__all__ = [
-    "DPSGD",
-    "Dataset",
-    "DePRL",
-    "DisPFL",
-    "Ditto",
-    "Experiment",
-    "FedAvg",
-    "FedRep",
-    "FedRoD",
-    "Local",
-    "NewWorkers",
-    "Record",
-    "Run",
-    "Runtime",
-    "UserError",
-    "from_arrays",
-    "from_workers",
-    "join",
-    "train",
-]
+__all__ += ["Dataset", "Experiment", "NewWorkers", "Record", "Run", "Runtime", "UserError"]
+__all__ += ["from_arrays", "from_workers", "join", "train"]
 
 
 def __getattr__(name: str) -> object:
