@@ -17,6 +17,7 @@ from manyheads import host_memory
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.chain import is_chain
+from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
 from manyheads.engine.cuda_graphs.descent import UpdateRule
 from manyheads.engine.cuda_graphs.engine import _KEPT
@@ -331,6 +332,29 @@ def test_what_an_objective_holds_may_change_between_rounds(net: str, monkeypatch
             close(result, expected, 1e-12)
 
 
+def test_what_a_loss_holds_may_change_between_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Lane, "record", lambda lane, step: Recording(step).replay)
+    sides, loss = Sides(make_model("chain", torch.float64), "cpu", precision="float64"), Softened()
+    for engine in (sides.loop, sides.ours):
+        engine.work = replace(sides.work, loss=loss)
+    for number in (1.0, 2.0, 0.5):
+        loss.scale = number * loss.scale
+        expected, result = (one.evaluate(sides.params, {}, sides.work.train) for one in (sides.loop, sides.ours))
+        torch.testing.assert_close(result.loss, expected.loss, equal_nan=True)
+
+
+@pytest.mark.parametrize("net", ["chain", "other"])
+def test_a_representation_decays_even_if_no_head_sends_it_a_gradient(net: str) -> None:
+    model = make_model(net, torch.float64)
+    model.detached = frozenset(model.head_names)
+    phase = PHASES["whole"]
+    assert phase.optimizer.weight_decay > 0
+    sides = Sides(model, "cpu", precision="float64")
+    sides.check(phase)
+    batched = make_engine("batched", sides.work, threads=1).fit(sides.params, sides.buffers, phase, 0)
+    close(batched.params, sides.loop.fit(sides.params, sides.buffers, phase, 0).params, 1e-12)
+
+
 def test_recordings_for_numbers_that_change_in_every_round_do_not_pile_up() -> None:
     sides = Sides(make_model("chain", torch.float64), "cpu", precision="float64")
     steady = phase_of(WHOLE, amount=Steps(1))
@@ -367,6 +391,22 @@ def test_when_compiling_fails_what_was_compiled_before_is_made_again(monkeypatch
 
     assert sides.ours._compiled_if_possible(make) == {}
     assert not sides.ours.compile and "torch.compile failed (RuntimeError: no compiler)" in sides.ours.notes[-1]
+
+
+def test_an_objective_that_fails_is_no_reason_not_to_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manyheads.engine.cuda_graphs.engine.keeps_dropout", lambda device: True)
+    sides = Sides(make_model("chain", torch.float64), "cpu", precision="float64")
+    sides.ours.fit(sides.params, {}, phase_of(WHOLE), 0)
+    before = dict(sides.ours._trainers)
+    sides.ours.compile = True
+
+    def make() -> None:
+        raise RuntimeError("shapes that do not fit")
+
+    with pytest.raises(RuntimeError, match="do not fit"):
+        sides.ours._compiled_if_possible(make)
+    assert sides.ours.compile and sides.ours.stack_images and not sides.ours.notes
+    assert sides.ours._trainers == before
 
 
 def two_losses(outputs: dict[str, Tensor], y: Tensor, constants: Params) -> Tensor:

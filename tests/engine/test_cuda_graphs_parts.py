@@ -1,6 +1,8 @@
 """The parts of the engine for GPUs: schedules, layouts, kinds of phases, memory plans, footprints."""
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -169,6 +171,38 @@ def test_meaning_looks_at_defaults() -> None:
 
     assert meaning(make(1.0, 2.0)) == meaning(make(1.0, 2.0))
     assert len({meaning(make(*numbers)) for numbers in ((1.0, 2.0), (3.0, 2.0), (1.0, 3.0))}) == 3
+
+
+def test_meaning_looks_into_partial_functions() -> None:
+    def loss(x: float, factor: float, *, held: dict) -> tuple:
+        return x, factor, held
+
+    held = {"rate": 1.0}
+    first = meaning(partial(loss, factor=2.0, held=held))
+    assert first == meaning(partial(loss, factor=2.0, held=held)), "made anew in every round"
+    assert first != meaning(partial(loss, factor=3.0, held=held))
+    held["rate"] = 2.0
+    assert first != meaning(partial(loss, factor=2.0, held=held))
+
+
+def test_meaning_looks_at_what_lies_deeper_and_comes_to_an_end() -> None:
+    options = SimpleNamespace(factor=1.0, inner=[SimpleNamespace(depth=1)])
+    options.itself = options
+
+    class Objective:
+        def __init__(self) -> None:
+            self.options = options
+
+        def __call__(self, x: float) -> float:
+            return self.options.factor * x
+
+    objective = Objective()
+    first = meaning(objective)
+    assert first == meaning(objective)
+    options.inner[0].depth = 2
+    second = meaning(objective)
+    options.factor = 3.0
+    assert len({first, second, meaning(objective)}) == 3
 
 
 def make_net() -> Split:

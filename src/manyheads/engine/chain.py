@@ -35,7 +35,9 @@ def is_chain(model: Split, *, images: bool = False) -> bool:
     rules = [rule for part in parts if part for rule in part]
     weights = [id(w) for rule in rules if rule.weights is not None for w in rule.weights.layer.parameters()]
     allowed = images or not any(rule.channels == "last" for rule in rules)
-    return allowed and None not in parts and len(set(weights)) == len(weights)
+    # If no head sends a gradient into the features, these rules give them none: not even zeros, to decay by.
+    reached = not model.detached.issuperset(model.head_names)
+    return allowed and reached and None not in parts and len(set(weights)) == len(weights)
 
 
 def _rules(module: nn.Module, name: str, params: Params) -> list[Rule] | None:

@@ -103,7 +103,7 @@ class LocalEngine:
                     y = shards.y[part]
                     ones = torch.ones(len(y), dtype=self.dtype, device=self.device)
                     weight = ones if shards.weight is None else shards.weight[part]
-                    output = model(shards.x[shards.index[part]])
+                    output = model(shards.x.index_select(0, shards.index[part]))
                     metric += (self.work.metric(output, y) * weight).sum(dtype=torch.float64)
                     loss += (self.work.loss(output, y) * weight).sum(dtype=torch.float64)
                     count += weight.sum(dtype=torch.float64)
@@ -136,7 +136,7 @@ class LocalEngine:
             with self._seed(phase.stream, row, round):
                 for span in self._passes(slice(0, len(positions))):
                     part = torch.from_numpy(positions[span]).to(self.device)
-                    outputs = model.outputs(model.features(train.x[train.index[part]]))
+                    outputs = model.outputs(model.features(train.x.index_select(0, train.index[part])))
                     sums = summed_loss(phase.objective, outputs, train.y[part], constants, None)
                     loss = sums / len(positions)
                     gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
@@ -192,7 +192,9 @@ class LocalEngine:
                 # Only for samples that the phase draws: a few steps are not worth a whole pass.
                 used = torch.from_numpy(np.unique(np.concatenate(batches))).to(self.device)
                 chosen = own[used]
-                computed = torch.cat([prefix(train.x[chosen[part]]) for part in self._passes(slice(0, len(chosen)))])
+                computed = torch.cat(
+                    [prefix(train.x.index_select(0, chosen[part])) for part in self._passes(slice(0, len(chosen)))]
+                )
                 features.append(computed.new_zeros(len(own), *computed.shape[1:]).index_copy_(0, used, computed))
         ends = np.cumsum([0] + [len(positions) for positions in index])
         own = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends.tolist())]

@@ -19,7 +19,7 @@ from manyheads.engine.cuda_graphs.feed import Entries, Pool, upload
 from manyheads.engine.cuda_graphs.footprint import output_shape
 from manyheads.engine.cuda_graphs.forward import WIDTH, Extraction, Scoring, forward_slot
 from manyheads.engine.cuda_graphs.gradients import SlotGradients
-from manyheads.engine.cuda_graphs.kinds import bare, kind
+from manyheads.engine.cuda_graphs.kinds import bare, kind, meaning
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, row_index
@@ -85,7 +85,7 @@ class CudaGraphsEngine:
         self._trainers: dict[Hashable, Trainer] = {}
         self._gradients: dict[Hashable, SlotGradients] = {}
         self._extractions: dict[Hashable, Extraction] = {}
-        self._scorings: dict[int, Scoring] = {}
+        self._scorings: dict[Hashable, Scoring] = {}
         self._depths: dict[str, int] = {}
         self._pools: dict[Hashable, tuple[Tensor, Pool]] = {}
 
@@ -221,12 +221,19 @@ class CudaGraphsEngine:
         except UserError:
             raise
         except Exception as error:
+            compiled, stacked = self._trainers, self.stack_images
             # Without compiled code, the patches of stacked convolutions cost more to copy and sum than stacking gains.
             self.compile = self.stack_images = False
             # Those made before, which may have met a new size of batches, are compiled too.
-            self._trainers.clear()
+            self._trainers = {}
+            try:
+                made = make()
+            except Exception:
+                # It was not the compiler that failed: perhaps this phase's objective.
+                self.compile, self.stack_images, self._trainers = True, stacked, compiled
+                raise
             self.notes.append(f"torch.compile failed ({first_line(error)[:200]}): running without it, which is slower.")
-            return make()
+            return made
 
     def _cached_depth(self, phase: Phase) -> int:
         """How many first layers run once per phase: 0 if their features would be far larger than the data."""
@@ -260,7 +267,8 @@ class CudaGraphsEngine:
             model, pool = twin(self.work.model).eval(), self._pool(shards.x, images=self.images)
             return Scoring(model, shards, pool, self._score_slots, self.work.metric, self.work.loss, lanes=self.lanes)
 
-        return _recorded(self._scorings, id(shards), make, Scoring.record)
+        key = (id(shards), meaning(self.work.metric), meaning(self.work.loss))
+        return _recorded(self._scorings, key, make, Scoring.record)
 
     @cached_property
     def _score_slots(self) -> list[Slot]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable
 from dataclasses import replace
+from functools import partial
 from types import FunctionType, MethodType, ModuleType
 
 from manyheads.engine.cuda_graphs.descent import UpdateRule
@@ -45,13 +46,16 @@ def meaning(function: Callable, inside_of: frozenset[int] = frozenset()) -> Hash
         return None
     if isinstance(function, MethodType):
         return (function.__func__, _identity(function.__self__))
-    if not isinstance(function, FunctionType):
+    if isinstance(function, partial):
+        code, things = None, [function.func, *function.args, *function.keywords, *function.keywords.values()]
+    elif isinstance(function, FunctionType):
+        cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
+        code = function.__code__
+        things = [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named.values()]
+    else:
         return function if _equal_by_value(function) else _identity(function)
-    cells, named = function.__closure__ or (), function.__kwdefaults__ or {}
-    things = [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named.values()]
     within = inside_of | {id(function)}
-    inside = tuple(meaning(thing, within) if callable(thing) else _identity(thing) for thing in things)
-    return (function.__code__, inside)
+    return (code, tuple(meaning(thing, within) if callable(thing) else _identity(thing) for thing in things))
 
 
 def _equal_by_value(thing: object) -> bool:
@@ -76,20 +80,25 @@ class _Same:
         return id(self.thing)
 
 
-def _identity(thing: object) -> Hashable:
+def _identity(thing: object, seen: set[int] | None = None) -> Hashable:
     """The thing itself for plain values, which are interchangeable if equal.
 
-    Anything else is only what it is, and that only while it holds what it holds now: it may change between rounds.
+    Anything else is only what it is, and that only while it and what is in it hold what they hold now: they may change
+    between rounds. ``seen``: what was looked into before, by id.
     """
     if isinstance(thing, _PLAIN):
         return thing
-    return (_Same(thing), tuple(part if isinstance(part, _PLAIN) else _Same(part) for part in _parts(thing)))
+    seen = set() if seen is None else seen
+    # A module of Python's gets new names whenever something is imported.
+    if id(thing) in seen or isinstance(thing, (ModuleType, type)):
+        return _Same(thing)
+    seen.add(id(thing))
+    return (_Same(thing), tuple(_identity(part, seen) for part in _parts(thing)))
 
 
 def _parts(thing: object) -> list[object]:
     if isinstance(thing, (list, tuple)):
         return list(thing)
-    # A module of Python's gets new names whenever something is imported.
-    held = thing if isinstance(thing, dict) else {} if isinstance(thing, ModuleType) else getattr(thing, "__dict__", {})
+    held = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
     # Attributes that begin with _ are the thing's own business, as everywhere: a counter is no other objective.
     return [part for name, value in held.items() if not str(name).startswith("_") for part in (name, value)]
