@@ -1,5 +1,7 @@
 """Which engine runs a net on a device, and why."""
 
+from dataclasses import replace
+
 from manyheads import memory
 from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
@@ -9,6 +11,7 @@ from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import Engine, EngineName
+from manyheads.engine.pooling import with_fast_pooling
 from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
@@ -56,7 +59,8 @@ def make_engine(
     if name == "auto":
         name = "batched" if is_chain(model) and reason is None and workload.transform is None else "loop"
     if name == "loop":
-        return LocalEngine(workload, LoopKernel, chunk_size=1, threads=threads, name=name)
+        work = workload if on_gpu else replace(workload, model=with_fast_pooling(model))
+        return LocalEngine(work, LoopKernel, chunk_size=1, threads=threads, name=name)
     kernel = ChainKernel if is_chain(model) else VmapKernel
     row = sum(p.numel() * p.element_size() for p in model.parameters())
     chunk = max(1, min(-(-len(workload.ids) // threads), _CHUNK_BYTES // max(row, 1)))
