@@ -132,6 +132,7 @@ def test_a_measure_that_some_never_bring_down_has_no_target(
         rows = [json.loads(line) for line in metrics.read_text().splitlines()]
         rising = [{**row, "theory_grad_phi": float(row["round"])} for row in rows]
         metrics.write_text("".join(json.dumps(row) + "\n" for row in rising))
-    get_study("speedup").write(QUICK, records, tmp_path)
+    page = get_study("speedup").write(QUICK, records, tmp_path).read_text()
+    assert "squared gradient norm of the representation\n\nNo target: with some number of workers" in page
     measures = {line.split(",")[1] for line in (tmp_path / "speedup.csv").read_text().splitlines()[1:]}
     assert measures == {"train loss"}

@@ -139,8 +139,10 @@ def _speedup(results: Results, report: Report) -> None:
                 rows.append([data_title(data), meaning, target, rates, count, value, rounds[first] * first / count])
             if rounds:
                 lines.append(_speed_line(f"{rates} rates", place, rounds))
-        if lines:
+        if lines or results.runs(data=data):
             report.parts.append(f"## {data_title(data)}: {meaning}")
+        if not lines and results.runs(data=data):
+            report.parts.append("No target: with some number of workers it never falls below its first value.")
         _draw_speed(report, f"{data}-{measure.replace('_', '-')}", lines, f"speed-up in rounds, {meaning}")
     report.parts.append("## In numbers")
     header = ["data", "measure", "target", "rates", "workers", "rounds", "linear"]
