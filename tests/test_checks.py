@@ -94,4 +94,4 @@ def test_only_fields_are_looked_at() -> None:
 def test_a_folder_may_begin_in_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     """A shell leaves the ~ of --out=~/runs alone."""
     monkeypatch.setenv("HOME", "/home/anna")
-    assert Owner(folder="~/runs").folder == Path("/home/anna/runs")
+    assert Owner(folder="~/runs").folder == Owner(folder=Path("~/runs")).folder == Path("/home/anna/runs")

@@ -55,7 +55,7 @@ def normalise_fields(owner: Any) -> None:
             value = value.item()
         if isinstance(value, (int, float)) and not abs(value) <= float_info.max:
             raise UserError(f"{flag(name)} {value} is not finite, or too large: give another number.")
-        if isinstance(value, str) and Path in kind.types and str not in kind.types:
+        if isinstance(value, (str, Path)) and Path in kind.types and str not in kind.types:
             value = Path(value).expanduser()
         elif isinstance(value, PathLike) and str in kind.types:
             value = fspath(value)

@@ -83,7 +83,7 @@ def begin_or_resume(session: Session, saver: Saver, first: State) -> Start:
     if session.sites:
         round = _common_round(session, session.sites, directory.path, round)
     if session.sharers.rank == 0:
-        directory.set_rounds(session.experiment)
+        directory.write_experiment(session.experiment)
         directory.cut_back(round)
         if (directory.path / PARTITION).exists():
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")

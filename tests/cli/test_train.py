@@ -215,3 +215,12 @@ def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mon
     out = _train(capsys, *words)
     assert "note: Continuing the run in run from round 2." in out and out[-1] == "run"
     assert [row["round"] for row in Run.open("run").metrics()] == [1, 2, 3, 4]
+
+
+def test_a_folder_may_begin_in_the_home_of_the_user(capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell leaves the ~ of --out=~/run alone."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "local", "--workers", "2", "--rounds", "1", "--quiet", "--out=~/run"]) == 0
+    assert main(["inspect", "run", "~/run"]) == 0
+    assert (tmp_path / "home/run/summary.json").exists() and not (tmp_path / "~").exists()

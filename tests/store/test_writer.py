@@ -185,7 +185,7 @@ def test_more_rounds_extend_a_run(shelf: SimpleNamespace, tmp_path: Path) -> Non
     longer = replace(shelf.experiment, rounds=80)
     directory = shelf.start(tmp_path, longer)
     assert Run.open(tmp_path).finished, "until nothing can be refused any more"
-    directory.set_rounds(longer)
+    directory.write_experiment(longer)
     assert Run.open(tmp_path).experiment == longer and not Run.open(tmp_path).finished
 
 

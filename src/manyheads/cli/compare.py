@@ -9,7 +9,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.cli.parser import Parser, number
+from manyheads.cli.parser import Parser, number, path
 from manyheads.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def fill(parser: Parser) -> None:
         f" [{' '.join(f'{factor:g}' for factor in FACTORS)}]",
     )
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
-    parser.add_argument("--out", type=Path, metavar="DIR", default=argparse.SUPPRESS, help="folder for all runs")
+    parser.add_argument("--out", type=path, metavar="DIR", default=argparse.SUPPRESS, help="folder for all runs")
     add_options(parser, several=True, runtime=_RUNTIME)
 
 

@@ -2,9 +2,8 @@
 
 import argparse
 import json
-from pathlib import Path
 
-from manyheads.cli.parser import Parser, whole_number
+from manyheads.cli.parser import Parser, path, whole_number
 from manyheads.errors import UserError
 
 HELP = "write one worker's trained net to a file"
@@ -35,10 +34,10 @@ net.eval()
 
 
 def fill(parser: Parser) -> None:
-    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
+    parser.add_argument("directory", metavar="RUN", type=path, help="directory of a finished run")
     parser.add_argument("--worker", type=whole_number, required=True, metavar="K", help="whose net")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="file to write, such as model.safetensors"
+        "--out", type=path, required=True, metavar="FILE", help="file to write, such as model.safetensors"
     )
 
 

@@ -1,10 +1,9 @@
 """``manyheads inspect constants``: what the theory assumes about a problem, estimated where a run has ended."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Parser
+from manyheads.cli.parser import Parser, path
 
 if TYPE_CHECKING:
     from manyheads.checkpoint import Snapshot
@@ -19,7 +18,7 @@ def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Runtime
 
-    parser.add_argument("directory", metavar="DIR", type=Path, help="run directory")
+    parser.add_argument("directory", metavar="DIR", type=path, help="run directory")
     add_fields(parser, Runtime, ("data_dir", "device", "threads"), title="where and how")
 
 

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Parser
+from manyheads.cli.parser import Parser, path
 from manyheads.units import counted
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def fill(parser: Parser) -> None:
     add_fields(parser, Experiment, _OPTIONS, title="data and split")
     add_fields(parser, Runtime, ("data_dir",), title="where")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="picture: .png, .svg or .pdf [data-NAME-SPLIT-WORKERS.png]"
+        "--out", type=path, metavar="FILE", help="picture: .png, .svg or .pdf [data-NAME-SPLIT-WORKERS.png]"
     )
 
 

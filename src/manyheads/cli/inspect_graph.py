@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from manyheads.cli.parser import Parser
+from manyheads.cli.parser import Parser, path
 
 HELP = "degrees, spectral gap and a picture of a graph"
 USAGE = "manyheads inspect graph [options]"
@@ -17,7 +17,7 @@ def fill(parser: Parser) -> None:
     from manyheads.experiment import Experiment
 
     add_fields(parser, Experiment, _OPTIONS, title="graph")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="picture: .png, .svg or .pdf [graph-NAME-WORKERS.png]")
+    parser.add_argument("--out", type=path, metavar="FILE", help="picture: .png, .svg or .pdf [graph-NAME-WORKERS.png]")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -2,10 +2,9 @@
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from manyheads.cli.parser import Parser
+from manyheads.cli.parser import Parser, path
 from manyheads.errors import flag
 
 HELP = "what ran in a directory and where it stands"
@@ -14,7 +13,7 @@ ABOUT = "Print what ran in a directory, which options differ from the defaults, 
 
 
 def fill(parser: Parser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="run directory")
+    parser.add_argument("directory", metavar="DIR", type=path, help="run directory")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,9 +1,8 @@
 """``manyheads join``: new workers on what a finished run has learned; they train only their heads."""
 
 import argparse
-from pathlib import Path
 
-from manyheads.cli.parser import Parser
+from manyheads.cli.parser import Parser, path
 
 HELP = "let new workers use what a run has learned"
 USAGE = "manyheads join RUN [options]"
@@ -21,7 +20,7 @@ def fill(parser: Parser) -> None:
     from manyheads.experiment import Runtime
     from manyheads.new_workers import NewWorkers
 
-    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
+    parser.add_argument("directory", metavar="RUN", type=path, help="directory of a finished run")
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     add_fields(parser, NewWorkers, title="the new workers")
     add_fields(parser, Runtime, _RUNTIME, title="where and how")

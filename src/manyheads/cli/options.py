@@ -17,7 +17,7 @@ from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import making
 from manyheads.checks import field_kinds
-from manyheads.cli.parser import number, whole_number
+from manyheads.cli.parser import number, path, whole_number
 from manyheads.derived import exchange_of
 from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import Experiment, Runtime, check_algorithm
@@ -103,7 +103,7 @@ def add_options(
     parser.add_argument(
         "--from",
         dest="source",
-        type=Path,
+        type=path,
         metavar="RUN",
         help="start from the options of another run (its directory or experiment.json); options given here override"
         " them",

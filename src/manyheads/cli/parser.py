@@ -5,6 +5,7 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -31,6 +32,11 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number.") from None
+
+
+def path(text: str) -> Path:
+    """argparse's ``type`` for a file or folder: a shell leaves the ~ of --out=~/runs alone."""
+    return Path(text).expanduser()
 
 
 class _Formatter(argparse.HelpFormatter):

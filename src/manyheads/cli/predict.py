@@ -6,7 +6,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manyheads.cli.parser import Parser, whole_number
+from manyheads.cli.parser import Parser, path, whole_number
 from manyheads.errors import UserError, user_code
 from manyheads.units import counted
 
@@ -34,12 +34,12 @@ _CHUNK = 128
 
 
 def fill(parser: Parser) -> None:
-    parser.add_argument("directory", metavar="RUN", type=Path, help="directory of a finished run")
+    parser.add_argument("directory", metavar="RUN", type=path, help="directory of a finished run")
     parser.add_argument("--worker", type=whole_number, required=True, metavar="K", help="whose net")
-    parser.add_argument("--data", type=Path, required=True, metavar="FILE", help="npz with x and, if known, y")
+    parser.add_argument("--data", type=path, required=True, metavar="FILE", help="npz with x and, if known, y")
     parser.add_argument(
         "--out",
-        type=Path,
+        type=path,
         metavar="FILE",
         help="npz to write: classes [n] and probabilities [n, C], or outputs",
     )

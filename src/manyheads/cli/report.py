@@ -1,9 +1,8 @@
 """``manyheads report``: one HTML page about a run or a comparison, with its pictures and every number as CSV."""
 
 import argparse
-from pathlib import Path
 
-from manyheads.cli.parser import Parser
+from manyheads.cli.parser import Parser, path
 
 HELP = "write a page about runs: tables, pictures, CSV"
 USAGE = "manyheads report DIR"
@@ -16,7 +15,7 @@ follows from the data set.
 
 
 def fill(parser: Parser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="a run, or a folder of runs")
+    parser.add_argument("directory", metavar="DIR", type=path, help="a run, or a folder of runs")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from manyheads.cli.parser import Parser, number
+from manyheads.cli.parser import Parser, number, path
 from manyheads.errors import UserError
 from manyheads.units import counted
 
@@ -46,9 +46,9 @@ def fill(parser: Parser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and what it would take")
     parser.add_argument("--quick", action="store_true", help="a small version on the digits")
     parser.add_argument("--report", action="store_true", help="only report on what is recorded")
-    parser.add_argument("--out", type=Path, help=f"folder of records and reports [{_OUT}; --quick: {_QUICK_OUT}]")
+    parser.add_argument("--out", type=path, help=f"folder of records and reports [{_OUT}; --quick: {_QUICK_OUT}]")
     parser.add_argument(
-        "--work", type=Path, default=_WORK, help=f"where runs keep their weights until they are recorded [{_WORK}]"
+        "--work", type=path, default=_WORK, help=f"where runs keep their weights until they are recorded [{_WORK}]"
     )
     parser.add_argument("--seeds", nargs="+", type=options["seed"].read, metavar="N", help="instead of the paper's")
     parser.add_argument(

@@ -66,7 +66,7 @@ class _Trace:
 
     def __init__(self, module: nn.Module) -> None:
         self.steps: Steps = []
-        self._shell(module, "").forward(_Passing(self))
+        self._shell(module, "").forward(_TensorStandIn(self))
 
     def _shell(self, module: nn.Module, prefix: str) -> nn.Module:
         """The module with stand-ins for its layers; of a list of layers, which is no layer, with those inside it."""
@@ -74,12 +74,12 @@ class _Trace:
         shell._modules = {
             name: self._shell(child, f"{prefix}{name}.")
             if type(child) is nn.ModuleList
-            else _StandIn(self, f"{prefix}{name}", child)
+            else _LayerStandIn(self, f"{prefix}{name}", child)
             for name, child in children(module).items()
         }
         return shell
 
-    def apply(self, layer: nn.Module, name: str = "") -> "_Passing":
+    def apply(self, layer: nn.Module, name: str = "") -> "_TensorStandIn":
         """Note that a layer is applied, to what the one before it gave if forward is straight."""
         if type(layer) in _PLAIN:
             # Named after its place, next to the layer before it.
@@ -87,21 +87,21 @@ class _Trace:
             name = f"{folder}.{len(self.steps)}-{type(layer).__name__}".removeprefix(".")
             layer = copy.deepcopy(layer)
         self.steps.append((name, layer))
-        return _Passing(self)
+        return _TensorStandIn(self)
 
 
-class _StandIn(nn.Module):
+class _LayerStandIn(nn.Module):
     """Takes a layer's place, and notes when it is applied."""
 
     def __init__(self, trace: _Trace, name: str, layer: nn.Module) -> None:
         super().__init__()
         self.trace, self.name, self.layer = trace, name, layer
 
-    def forward(self, x: object) -> "_Passing":
+    def forward(self, x: object) -> "_TensorStandIn":
         return self.trace.apply(self.layer, self.name)
 
 
-class _Passing:
+class _TensorStandIn:
     """Takes the place of a tensor on its way through forward, with the few things that a straight one does to it."""
 
     def __init__(self, trace: _Trace) -> None:
@@ -113,19 +113,19 @@ class _Passing:
     def size(self, dim: int) -> object:
         return self.shape[dim]
 
-    def relu(self) -> "_Passing":
+    def relu(self) -> "_TensorStandIn":
         return self.trace.apply(nn.ReLU())
 
-    def flatten(self, start_dim: int, end_dim: int = -1) -> "_Passing":
+    def flatten(self, start_dim: int, end_dim: int = -1) -> "_TensorStandIn":
         return self.trace.apply(nn.Flatten(start_dim, end_dim))
 
-    def view(self, samples: object, features: int) -> "_Passing":
+    def view(self, samples: object, features: int) -> "_TensorStandIn":
         return self.flatten(1)
 
     reshape = view
 
     @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_Passing":
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_TensorStandIn":
         (x, *rest), options = args, kwargs or {}
         if function in (torch.relu, F.relu):
             return x.relu()

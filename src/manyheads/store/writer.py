@@ -228,11 +228,11 @@ class RunDirectory:
                     " choose another --out."
                 )
         else:
-            self.set_rounds(experiment)
+            self.write_experiment(experiment)
         # After experiment.json, so that a process killed in between leaves a valid run directory.
         self._keep_code(experiment)
 
-    def set_rounds(self, experiment: Experiment) -> None:
+    def write_experiment(self, experiment: Experiment) -> None:
         """Write experiment.json with the rounds that are asked for now; called once nothing can be refused any more."""
         write_atomically(self.path / EXPERIMENT, experiment.to_json().encode())
 
