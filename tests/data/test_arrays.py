@@ -95,11 +95,11 @@ def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
         ({"x": X, "y": Y - 1}, "has label -1"),
         ({"x": X, "y": Y * 1000}, "label 4000 in 50 samples"),
         ({"x": X, "y": Y[:, None]}, r"y is int64 \[50, 1\]"),
-        ({"x": X[:, 0], "y": Y}, r"x is float64 \[50\]; give numbers \[samples, features\], such as x\[:, None\]\."),
+        ({"x": X[:, 0], "y": Y}, r"x is float64 \[50\]: give numbers \[samples, features\], such as x\[:, None\]\."),
         ({"x": X.astype(str), "y": Y}, "x is <U"),
-        ({"x": X.astype(complex), "y": Y}, r"x is complex.*; give numbers \[samples, \.\.\.\]\."),
+        ({"x": X.astype(complex), "y": Y}, r"x is complex.*: give numbers \[samples, \.\.\.\]\."),
         ({"x": X, "y": Y, "user": np.arange(3)}, "user is int64"),
-        ({"x": X, "y": Y, "user": Y / 2}, r"user is float64 \[50\]; give one whole number or name for each sample"),
+        ({"x": X, "y": Y, "user": Y / 2}, r"user is float64 \[50\]: give one whole number or name for each sample"),
         ({"x": X, "y": Y, "split": np.full(50, "val")}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(50, b"\xff")}, "split must say 'train' or 'test'"),
         ({"x": X, "y": Y, "split": np.full(7, "train")}, "split must say .* once for each of the 50 samples"),
@@ -112,7 +112,7 @@ def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
         ({"x": X, "y": Y, "x_test": X, "y_test": Y, "user_test": Y}, "names users in one part only"),
         (
             {"x": X, "y": Y, "x_test": X, "y_test": Y, "user": Y, "user_test": Y[:, None]},
-            r"user_test is int64 \[50, 1\]; give one",
+            r"user_test is int64 \[50, 1\]: give one",
         ),
         (
             {"x": X, "y": np.array([object()] * 50)},
@@ -171,8 +171,8 @@ def test_arrays_in_memory_are_copied() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"x_test": X}, "the test part lacks y; give both"),
-        ({"y_test": Y}, "the test part lacks x; give both"),
+        ({"x_test": X}, "the test part lacks y: give both"),
+        ({"y_test": Y}, "the test part lacks x: give both"),
         ({"x_test": X, "y_test": Y / 2}, "int64 for training and torch.float32 for test"),
         ({"x_test": X.astype(np.uint8), "y_test": Y}, "x is torch.float32 for training and torch.uint8 for test"),
         ({"x_test": X, "y_test": Y, "user": Y}, "names users in one part only"),
@@ -218,8 +218,8 @@ class Stream(IterableDataset):
         ([(X, Y), (X[:0], Y[:0])], "worker 1 has no train sample"),
         ([(X, Y, X)], "worker 0 has 3 arrays"),
         ([(X, Y), (X, Y[:3])], "worker 1 has 50 samples but 3 targets"),
-        ([(X, Y), TensorDataset(torch.ones(7, 4))], r"worker 1: .*; give a Dataset with a length"),
-        ([Stream()], r"worker 0: .*; give a Dataset with a length"),
+        ([(X, Y), TensorDataset(torch.ones(7, 4))], r"worker 1 cannot be read \(.*\): give a Dataset with a length"),
+        ([Stream()], r"worker 0 cannot be read \(.*\): give a Dataset with a length"),
     ],
 )
 def test_a_wrong_worker_is_named(parts: list[arrays.WorkerPart], message: str) -> None:
@@ -232,7 +232,7 @@ def test_an_npz_may_say_how_many_classes_there_are(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"mine\.npz.* label 4, but num_classes is 3: give at least 5\."):
         load(save(tmp_path, x=X, y=Y, num_classes=3))
     for wrong in (0, 2.5, [5], 2**63 - 1, np.uint64(2**64 - 1)):
-        with pytest.raises(UserError, match=r"mine\.npz: num_classes is .*; give one whole number from 1 to 1,000,000"):
+        with pytest.raises(UserError, match=r"mine\.npz: num_classes is .*: give one whole number from 1 to 1,000,000"):
             load(save(tmp_path, x=X, y=Y, num_classes=wrong))
 
 

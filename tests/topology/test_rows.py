@@ -76,5 +76,5 @@ def test_check_finds_a_mixing_that_breaks_its_claim_in_any_round_of_its_period()
             weight = np.array([0.5, 0.5 - round / 4])
             return sparse_rows(np.array([0, 1]), np.array([1, 0]), weight, np.ones(2, dtype=bool))
 
-    with pytest.raises(UserError, match=r"P of round 1: column 0 sums to 0\.75"):
+    with pytest.raises(UserError, match=r"in P of round 1, column 0 sums to 0\.75"):
         check(Liar())

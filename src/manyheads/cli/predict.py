@@ -144,7 +144,7 @@ def _accuracy(classes: "np.ndarray", y: "np.ndarray", num_classes: int, run: "Ru
     """What there is to say about classes [samples] where the true ones are known."""
     if y.shape != classes.shape or y.dtype.kind not in "bui":
         raise UserError(
-            f"{args.data}: y is {y.dtype} {list(y.shape)}; give a class for each of the {len(classes)} samples, or no"
+            f"{args.data}: y is {y.dtype} {list(y.shape)}: give a class for each of the {len(classes)} samples, or no"
             " y."
         )
     if not ((y >= 0) & (y < num_classes)).all():

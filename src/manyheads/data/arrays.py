@@ -44,7 +44,7 @@ def load(path: str | Path, *, of_one_worker: bool = False) -> Dataset:
         )
     given = arrays.pop("num_classes", None)
     if given is not None and (given.ndim or given.dtype.kind not in "iu" or not 1 <= given <= _MOST_CLASSES):
-        raise UserError(f"{name}: num_classes is {given}; give one whole number from 1 to {_MOST_CLASSES:,}.")
+        raise UserError(f"{name}: num_classes is {given}: give one whole number from 1 to {_MOST_CLASSES:,}.")
     num_classes = None if given is None else int(given)
     parts, notes = _parts(name, **arrays), _rounding(name, arrays["x"])
     if unread:
@@ -80,16 +80,16 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
     A part without test samples gets some by ``hold_out``. For the arrays see ``from_arrays``.
     """
     if not parts:
-        raise UserError(f"{name}: no worker has data; give one part per worker.")
+        raise UserError(f"{name}: no worker has data: give one part per worker.")
     pools = [_worker_pools(f"{name}: worker {worker}", part) for worker, part in enumerate(parts)]
     first = _kind(pools[0][0])
     for worker, (train, test) in enumerate(pools):
         if len(train[0]) == 0:
-            raise UserError(f"{name}: worker {worker} has no train sample; give it one or leave it out.")
+            raise UserError(f"{name}: worker {worker} has no train sample: give it one or leave it out.")
         for kind in (_kind(train), _kind(test)):
             if kind != first:
                 raise UserError(
-                    f"{name}: worker {worker} has {kind}, worker 0 has {first}; give all workers one kind of sample."
+                    f"{name}: worker {worker} has {kind}, worker 0 has {first}: give all workers one kind of sample."
                 )
 
     def joined(parts: list[_Pool]) -> _Pool:
@@ -139,16 +139,16 @@ def _dataset(
     (x_train, y_train, user_train), (x_test, y_test, user_test) = train, test
     for what, one, other in (("x", x_train, x_test), ("y", y_train, y_test)):
         if one.dtype != other.dtype:
-            raise UserError(f"{name}: {what} is {one.dtype} for training and {other.dtype} for test; give one type.")
+            raise UserError(f"{name}: {what} is {one.dtype} for training and {other.dtype} for test: give one type.")
     if y_train.is_floating_point():
         if num_classes is not None:
-            raise UserError(f"{name}: float targets mean a regression, which has no classes; give whole numbers.")
+            raise UserError(f"{name}: float targets mean a regression, which has no classes: give whole numbers.")
     elif num_classes is None and len(y_train):
         num_classes = int(max(y_train.max(), y_test.max() if len(y_test) else 0)) + 1
         num_samples = len(y_train) + len(y_test)
         if num_classes > num_samples:
             raise UserError(
-                f"{name}: label {num_classes - 1} in {counted(num_samples, 'sample')}; number the classes 0, 1, 2, ... "
+                f"{name}: label {num_classes - 1} in {counted(num_samples, 'sample')}: number the classes 0, 1, 2, ... "
                 "(or give float targets for a regression)."
             )
     pixels = Pixels() if x_train.dtype == torch.uint8 else None
@@ -192,7 +192,7 @@ def _parts(
     if who is None and who_test is None:
         return (inputs, targets, None), (inputs_test, targets_test, None)
     if who is None or who_test is None:
-        raise UserError(f"{where} names users in one part only; give user and user_test, or neither.")
+        raise UserError(f"{where} names users in one part only: give user and user_test, or neither.")
     train, test = _numbered(np.concatenate([who, who_test])).split([len(who), len(who_test)])
     return (inputs, targets, train), (inputs_test, targets_test, test)
 
@@ -215,7 +215,7 @@ def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
     if len(arrays) in (2, 4):
         return _parts(where, *arrays)
     raise UserError(
-        f"{where} has {len(arrays)} arrays; give (x, y), (x, y, x_test, y_test) or torch Datasets of (x, y)."
+        f"{where} has {len(arrays)} arrays: give (x, y), (x, y, x_test, y_test) or torch Datasets of (x, y)."
     )
 
 
@@ -225,7 +225,9 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
         samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
         return [_numpy(x) for x, _ in samples], [_numpy(y) for _, y in samples]
     except (TypeError, ValueError, NotImplementedError) as error:
-        raise UserError(f"{where}: {error}; give a Dataset with a length, whose samples are (x, y).") from error
+        raise UserError(
+            f"{where} cannot be read ({error}): give a Dataset with a length, whose samples are (x, y)."
+        ) from error
 
 
 def _is_test(where: str, split: np.ndarray, num_samples: int) -> Tensor:
@@ -241,20 +243,20 @@ def _is_test(where: str, split: np.ndarray, num_samples: int) -> Tensor:
 def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     """Inputs [samples, ...] float32 or, where they are bytes, uint8; targets int64 or float32, of one length."""
     if x is None or y is None:
-        raise UserError(f"{where} lacks {'x' if x is None else 'y'}; give both.")
+        raise UserError(f"{where} lacks {'x' if x is None else 'y'}: give both.")
     try:
         inputs, targets = _numpy(x), _numpy(y)
     except (ValueError, TypeError) as error:
-        raise UserError(f"{where}: x or y is not an array ({error}); give arrays of numbers of one shape.") from None
+        raise UserError(f"{where}: x or y is not an array ({error}): give arrays of numbers of one shape.") from None
     if inputs.ndim < 2 or inputs.dtype.kind not in "buif":
         wanted = "[samples, features], such as x[:, None]" if inputs.ndim == 1 else "[samples, ...]"
-        raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}; give numbers {wanted}.")
+        raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}: give numbers {wanted}.")
     if targets.ndim < 1 or targets.dtype.kind not in "buif" or (targets.dtype.kind != "f" and targets.ndim > 1):
         raise UserError(
-            f"{where}: y is {targets.dtype} {list(targets.shape)}; give whole numbers [samples]; {_hint(targets)}."
+            f"{where}: y is {targets.dtype} {list(targets.shape)}: give whole numbers [samples] ({_hint(targets)})."
         )
     if len(inputs) != len(targets):
-        raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets; give one target per sample.")
+        raise UserError(f"{where} has {len(inputs)} samples but {len(targets)} targets: give one target per sample.")
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name later
         values = torch.from_numpy(inputs.astype(np.uint8 if inputs.dtype == np.uint8 else np.float32))
         wanted = torch.from_numpy(targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64))
@@ -293,7 +295,7 @@ def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
     names = _numpy(user)
     if names.shape != (num_samples,) or names.dtype.kind not in "biuUS":
         raise UserError(
-            f"{where}: {name} is {names.dtype} {list(names.shape)}; give one whole number or name for each sample."
+            f"{where}: {name} is {names.dtype} {list(names.shape)}: give one whole number or name for each sample."
         )
     return names
 

@@ -50,13 +50,13 @@ class Dataset:
             ("test", self.x_test, self.y_test, self.user_test),
         ):
             if len(x) == 0 and not (pool == "test" and self.brought_by_workers):
-                raise UserError(f"{where}: the {pool} part is empty; it needs at least one sample.")
+                raise UserError(f"{where}: the {pool} part is empty: give it at least one sample.")
             _check_pool(f"{where}: the {pool} part", x, y, user, self.num_classes)
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             shapes = f"{list(self.x_train.shape[1:])} for training and {list(self.x_test.shape[1:])} for test"
-            raise UserError(f"{where}: samples are {shapes}; give both parts one shape.")
+            raise UserError(f"{where}: samples are {shapes}: give both parts one shape.")
         if self.classes is not None and len(self.classes) != self.num_classes:
-            raise UserError(f"{where}: {len(self.classes)} class names for {self.num_classes} classes; name each once.")
+            raise UserError(f"{where}: {len(self.classes)} class names for {self.num_classes} classes: name each once.")
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -95,9 +95,9 @@ class Dataset:
 def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classes: int | None) -> None:
     """Raise a UserError that begins with ``part`` unless x, y and user fit each other and hold usable numbers."""
     if len(y) != len(x):
-        raise UserError(f"{part} has {len(x)} samples but {len(y)} targets; give one target per sample.")
+        raise UserError(f"{part} has {len(x)} samples but {len(y)} targets: give one target per sample.")
     if user is not None and len(user) != len(x):
-        raise UserError(f"{part} has {len(x)} samples but {len(user)} user entries; give one user per sample.")
+        raise UserError(f"{part} has {len(x)} samples but {len(user)} user entries: give one user per sample.")
     check_finite(f"{part} of x", x)
     if num_classes is None:
         check_finite(f"{part} of y", y)
@@ -118,7 +118,7 @@ def check_finite(part: str, values: Tensor) -> None:
         if bad.any():
             first = int(bad.nonzero()[0, 0])
             raise UserError(
-                f"{part} holds NaN, infinite or too large numbers (first in sample {first}); clean or drop them."
+                f"{part} holds NaN, infinite or too large numbers (first in sample {first}): clean or drop them."
             )
 
 

@@ -118,7 +118,7 @@ def read(path: Path, md5: str) -> np.ndarray:
     try:
         content = np.fromfile(path, np.uint8)
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; restore its permissions or replace it.") from None
+        raise UserError(f"cannot read {path} ({error.strerror}): restore its permissions or replace it.") from None
     check_md5(path, content.data, md5)
     return content
 

@@ -104,7 +104,7 @@ def find_factory(spec: str) -> Callable[..., nn.Module]:
     if name in NETS and not colon:
         return NETS[name]
     if name in NETS:
-        raise UserError(f"model '{spec}': {name} takes no sizes; only mlp does, as mlp:200,100.")
+        raise UserError(f"model '{spec}': {name} takes no sizes (only mlp does, as mlp:200,100): write '{name}'.")
     if not colon:
         raise unknown("model", spec, [*NETS, "package.module:factory"])
     if name.endswith(".py"):

@@ -78,7 +78,7 @@ def parse_graph(spec: str) -> Graph:
     kind = FAMILIES[family]
     if kind.draw is None:
         if colon:
-            raise UserError(f"graph '{spec}': {family} takes no number; write '{family}'.")
+            raise UserError(f"graph '{spec}': {family} takes no number: write '{family}'.")
         return Graph(family)
     probability = family == "random"
     try:
@@ -190,7 +190,7 @@ def _torus(num_workers: int) -> list[Pairs]:
     if rows == 1:
         others = "4" if num_workers < 4 else f"{num_workers - 1} or {num_workers + 1}"
         raise UserError(
-            f"torus: {num_workers} workers cannot form a grid; use {others} workers, or a graph such as ring."
+            f"{num_workers} workers cannot form the grid of a torus: use {others} workers, or a graph such as ring."
         )
     grid = np.arange(num_workers).reshape(rows, columns)
     before = [np.roll(grid, 1, axis).ravel() for axis in (0, 1)]
@@ -211,7 +211,9 @@ def _regular(num_workers: int, number: float, rng: np.random.Generator) -> Pairs
         raise UserError(f"regular:1 links only pairs, so {num_workers} workers stay apart: use regular:2 or more.")
     if degree * num_workers % 2:
         near = f"regular:{degree - 1}" if degree + 1 >= num_workers else f"regular:{degree + 1}"
-        raise UserError(f"regular:{degree} on {num_workers} workers: one of the two must be even; use {near}.")
+        raise UserError(
+            f"regular:{degree} on {num_workers} workers is impossible, as one of the two must be even: use {near}."
+        )
     # A dense graph is the complement of a sparse one, and pairing rarely gets stuck on sparse ones.
     sparse = min(degree, num_workers - 1 - degree)
     while (linked := _pair_up(num_workers, sparse, rng)) is None:

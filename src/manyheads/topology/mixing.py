@@ -44,7 +44,7 @@ def build_mixing(
     reason = _why_row_stochastic(spec, weights, failing)
     if reason and not (allow_row_stochastic or weights == "uniform"):
         raise UserError(
-            f"{_note(reason)}; use an undirected graph such as exponential, or accept it with --weights uniform."
+            f"{_note(reason)}: use an undirected graph such as exponential, or accept it with --weights uniform."
         )
     period, links = _links_by_round(spec, num_workers, seed, redraw)
     steady = Mixing(
@@ -104,7 +104,7 @@ def _why_row_stochastic(spec: Graph, weights: str, failing: bool) -> str | None:
 
 
 def _note(reason: str) -> str:
-    return f"{reason}: P is row-stochastic only and mixing does not keep the workers' mean"
+    return f"P is row-stochastic only and mixing does not keep the workers' mean ({reason})"
 
 
 def _metropolis(degree: np.ndarray, links: Links) -> np.ndarray:

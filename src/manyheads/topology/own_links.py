@@ -90,8 +90,8 @@ def parse_links(text: str) -> OwnLinks:
         rounds = [{_parse(link) for link in part.split(",")} for part in text.split("/")]
     except ValueError:
         raise UserError(
-            f"graph 'links:{text[:40]}': links takes pairs of workers, as in '{EXAMPLE}', or with weights above 0"
-            " and up to 1, 'links:0-1=0.3,1-2=0.5'; separate one round's links from the next's with '/'."
+            f"graph 'links:{text[:40]}': give pairs of workers, as in '{EXAMPLE}', or with weights above 0"
+            " and up to 1, 'links:0-1=0.3,1-2=0.5', and separate one round's links from the next's with '/'."
         ) from None
     own = OwnLinks(tuple(tuple(sorted(links, key=lambda link: link.ends)) for links in rounds))
     if len({link.weight is None for links in own.rounds for link in links}) > 1:

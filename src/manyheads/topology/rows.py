@@ -111,7 +111,7 @@ def _check_sums(kind: str, sums: np.ndarray, round: int) -> None:
     if abs(sums[worst] - 1) > TOLERANCE:
         mend = "" if kind == "row" else ", or allow a row-stochastic P"
         raise UserError(
-            f"P of round {round}: {kind} {worst} sums to {sums[worst]:.6g}; make each {kind} sum to 1{mend}."
+            f"in P of round {round}, {kind} {worst} sums to {sums[worst]:.6g}: make each {kind} sum to 1{mend}."
         )
 
 
