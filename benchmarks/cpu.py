@@ -34,9 +34,10 @@ from manyheads.algorithms import REGISTRY
 from manyheads.algorithms.phases import HEAD, REPRESENTATION, WHOLE
 from manyheads.data import Dataset, federate, load
 from manyheads.data.shards import Shards
-from manyheads.engine.batches import Source, plan
+from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
 from manyheads.engine.phase import SGD, EngineName, Epochs, Phase, accuracy, cross_entropy, single_head
+from manyheads.engine.schedule import schedule
 from manyheads.engine.workload import Workload
 from manyheads.models import build
 from manyheads.models.split import Split
@@ -79,8 +80,6 @@ class EagerLoop:
         for worker, holder in enumerate(self.modules):
             model = holder["m"]
             model.train()
-            here = self.train.rows(worker)
-            index, y = self.train.index[here], self.train.y[here]
             for phase in phases(work, sgd):
                 moving = [p for n, p in model.named_parameters() if n.split(".")[0] in phase.update]
                 for p in model.parameters():
@@ -88,10 +87,12 @@ class EagerLoop:
                 for p in moving:
                     p.requires_grad_(True)
                 optimiser = torch.optim.SGD(moving, lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
-                for batch in plan(len(index), phase, self.source, worker=worker, round=number):
-                    where = torch.from_numpy(batch)
+                batches = schedule(self.train, [worker], range(len(self.modules)), phase, self.source, number)
+                for padded, count in zip(batches.entries, batches.counts, strict=True):
+                    entries = torch.from_numpy(padded[:count])
                     optimiser.zero_grad()
-                    loss = nn.functional.cross_entropy(model(self.train.x[index[where]]), y[where])
+                    outputs = model(self.train.x[self.train.index[entries]])
+                    loss = nn.functional.cross_entropy(outputs, self.train.y[entries])
                     loss.backward()
                     if sgd.clip is not None:
                         nn.utils.clip_grad_norm_(moving, sgd.clip)

@@ -33,12 +33,24 @@ from manyheads.data.dataset import Dataset
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import FILLED
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision, forward
+from manyheads.engine.cuda_graphs import CudaGraphsEngine, forward
 from manyheads.engine.cuda_graphs.footprint import footprint_of
 from manyheads.engine.cuda_graphs.memory import choose_slots, plan_memory, settle, stacks_images
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
-from manyheads.engine.phase import SGD, Engine, Epochs, Fit, Phase, Steps, accuracy, cross_entropy, single_head
+from manyheads.engine.phase import (
+    SGD,
+    Engine,
+    Epochs,
+    Fit,
+    Phase,
+    PrecisionName,
+    Steps,
+    accuracy,
+    cross_entropy,
+    single_head,
+)
+from manyheads.engine.precision import Precision
 from manyheads.engine.workload import Workload
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models import build
@@ -62,7 +74,7 @@ class Work:
     batch_size: int
     steps: int
     """Steps in one timed call."""
-    precisions: tuple[str, ...]
+    precisions: tuple[PrecisionName, ...]
     seconds: float = 30
     """How long the line may take: it is not begun if less time is left."""
 
@@ -174,7 +186,7 @@ class Bench:
     def engine(
         self,
         work: Workload,
-        precision: str,
+        precision: PrecisionName,
         *,
         slots: int | None = None,
         compile: bool | None = None,
@@ -282,13 +294,14 @@ def agreement(bench: Bench) -> None:
     }
     nets = WORKS | {"mlp": Work("mlp", (3, 8, 8), 4, 16, 1, ()), "cnn": Work("cnn", (3, 8, 8), 4, 16, 1, ())}
     for net, line in nets.items():
-        for precision, dtype in (("float64", torch.float64), ("float32", torch.float32)):
+        precisions: dict[PrecisionName, torch.dtype] = {"float64": torch.float64, "float32": torch.float32}
+        for precision, dtype in precisions.items():
             if not (bench.smoke and net in ("vgg11", "alexnet", "resnet18")):
                 work = bench.workload(replace(line, batch_size=16), sizes, dtype)
                 bench.attempt(f"agreement of {net} in {precision}", partial(agree, bench, work, phases, net, precision))
 
 
-def agree(bench: Bench, work: Workload, phases: dict[str, Phase], net: str, precision: str) -> None:
+def agree(bench: Bench, work: Workload, phases: dict[str, Phase], net: str, precision: PrecisionName) -> None:
     params, buffers = state(work)
     ours = bench.engine(work, precision, slots=3, compile=False)
     loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=1, name="loop")
@@ -335,7 +348,7 @@ def one_algorithm(bench: Bench, name: str, model: str) -> None:
     print(f"{name:8} {model:4} {worst:.1e}", flush=True)
 
 
-def eager_ms(bench: Bench, line: Work, precision: str, sgd: SGD) -> tuple[float, str]:
+def eager_ms(bench: Bench, line: Work, precision: PrecisionName, sgd: SGD) -> tuple[float, str]:
     """One step of every worker's own module and optimiser, called in turn; the faster of foreach and fused."""
     with torch_seed(1):
         first = NETS[line.net](line.input_shape, line.num_classes).to(bench.device).train()
@@ -387,7 +400,7 @@ def compile_seconds() -> dict[str, float]:
     return {name: sum(compilation_time_metrics.get(name, ())) for name in COMPILE_PARTS}
 
 
-def one_step(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD) -> None:
+def one_step(bench: Bench, line: Work, precision: PrecisionName, optimiser: str, sgd: SGD) -> None:
     row = ours(bench, line, precision, optimiser, sgd)
     bench.free()
     eager, kind = eager_ms(bench, line, precision, sgd)
@@ -395,7 +408,7 @@ def one_step(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD)
     bench.put("rows", row, "work", "precision", "optimiser")
 
 
-def ours(bench: Bench, line: Work, precision: str, optimiser: str, sgd: SGD) -> dict[str, Any]:
+def ours(bench: Bench, line: Work, precision: PrecisionName, optimiser: str, sgd: SGD) -> dict[str, Any]:
     """Our side of a row of the table."""
     work = bench.workload(line, [line.batch_size * line.steps] * bench.workers)
     params, buffers = state(work)
@@ -534,7 +547,7 @@ class Variant:
     """One way to run a net's steps, with the recipe's optimiser."""
 
     net: str
-    precision: str
+    precision: PrecisionName
     stack_images: bool = False
     slots: int | None = None
     channels_last: bool = True
@@ -609,7 +622,7 @@ def rows_on_host(bench: Bench) -> None:
             ctx.model,
             session.federation.train,
             batch_size=128,
-            precision=Precision(str(session.experiment.precision)),
+            precision=Precision(session.experiment.precision or "float32"),
         )
         plan = settle(plan, int(FILLED * SMALL_GPU))
         spent: dict[str, list[float]] = {"local": [], "mix": []}

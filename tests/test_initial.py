@@ -12,8 +12,9 @@ from torch import nn
 from manyheads import train
 from manyheads.algorithms import REGISTRY, DePRL, FedRep, FedRoD
 from manyheads.data import Dataset
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.cuda_graphs import CudaGraphsEngine
 from manyheads.engine.local import LocalEngine
+from manyheads.engine.precision import Precision
 from manyheads.errors import UserError
 from manyheads.initial import few_of, random_heads
 from manyheads.session import open_session

@@ -28,9 +28,10 @@ from pathlib import Path
 from manyheads.algorithms import DePRL
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import train
-model, precision, rounds, out = sys.argv[1:]
+model, precision, engine, rounds, out = sys.argv[1:]
 experiment = Experiment(algorithm=DePRL(), model=model, workers=6, rounds=int(rounds), precision=precision)
-list(train(experiment, Runtime(device="cuda", deterministic=True, out=Path(out), checkpoint_every=1)))
+runtime = Runtime(device="cuda", engine=engine, deterministic=True, out=Path(out), checkpoint_every=1)
+list(train(experiment, runtime))
 """
 
 
@@ -79,12 +80,15 @@ def test_rows_in_host_memory_are_rows_like_any_other(
         assert on_host[number] == pytest.approx(on_device[number], rel=1e-7, nan_ok=True), number
 
 
-@pytest.mark.parametrize(("model", "precision"), [("mlp", "tf32"), ("cnn", "tf32"), ("resnet18", "bf16")])
-def test_bits_repeat(model: str, precision: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("model", "precision", "engine"),
+    [("mlp", "tf32", "auto"), ("cnn", "tf32", "auto"), ("resnet18", "bf16", "auto"), ("cnn", "float32", "loop")],
+)
+def test_bits_repeat(model: str, precision: str, engine: str, tmp_path: Path) -> None:
     """Four rounds twice, and two rounds continued to four, each in a process of its own."""
 
     def start(out: str, rounds: int) -> subprocess.Popen:
-        words = [sys.executable, "-c", _TRAIN, model, precision, str(rounds), str(tmp_path / out)]
+        words = [sys.executable, "-c", _TRAIN, model, precision, engine, str(rounds), str(tmp_path / out)]
         return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
     def end(process: subprocess.Popen) -> None:

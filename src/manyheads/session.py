@@ -24,15 +24,15 @@ from manyheads.data.sites import load as load_sites
 from manyheads.derived import federation_of, mixing_of, pick_device, rates_of, resolve
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine
-from manyheads.engine.cuda_graphs import Precision
 from manyheads.engine.phase import Engine, Loss, accuracy, cross_entropy, single_head
+from manyheads.engine.precision import Precision
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.initial import first_state, initial_model, num_outputs, random_heads, take_constants
 from manyheads.machine import cores
 from manyheads.models.norm import has_batchnorm
-from manyheads.models.split import Split, needs_loop, twin
+from manyheads.models.split import Split, twin
 from manyheads.network.base import Network
 from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
@@ -237,12 +237,12 @@ def _engine(experiment: Experiment, runtime: Runtime, workload: Workload, notes:
         runtime.engine,
         workload,
         threads=runtime.threads,
-        precision=Precision(str(experiment.precision), runtime.deterministic),
+        precision=Precision(experiment.precision or "float32", runtime.deterministic),
         extra_rows=experiment.algorithm.extra_rows,
         notes=notes,
     )
-    if engine.name != "cuda-graphs" and experiment.precision in ("tf32", "bf16"):
-        notes.append(f"Engine '{engine.name}' computes in float32, whatever --precision {experiment.precision} says.")
+    if engine.name != "cuda-graphs" and experiment.precision == "bf16":
+        notes.append(f"Engine '{engine.name}' computes in tf32, whatever --precision bf16 says.")
     return engine
 
 
@@ -301,10 +301,6 @@ def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterato
             yield f"{experiment.algorithm.name} has no weights to share: each worker trains its head alone."
     if experiment.loss is None and isinstance([*model.modules()][-1], nn.Softmax):
         yield "The model ends in a Softmax, which the loss applies itself: leave it out, or little is learned."
-    if model.mixes_samples:
-        yield "A sample's output depends on the others in its batch (is batch_first missing?): engine 'loop'."
-    if random_module := needs_loop(model):
-        yield f"{random_module} draws its own random numbers: engine 'loop', seeded per worker and round."
 
 
 def _on_device(federation: Federation, device: torch.device, dtype: torch.dtype) -> Federation:

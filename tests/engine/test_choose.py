@@ -1,6 +1,8 @@
 """Which engine runs a net."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ from torch.nn.utils.parametrize import register_parametrization
 from manyheads import memory
 from manyheads.engine import choose
 from manyheads.engine.choose import make_engine
-from manyheads.engine.cuda_graphs import Precision
 from manyheads.engine.cuda_graphs.footprint import footprint_of
+from manyheads.engine.precision import Precision
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
 
@@ -98,6 +100,33 @@ def test_batched_refuses_what_draws_for_itself_or_would_look_at_padding(problem,
     with pytest.raises(UserError, match=f"'batched' cannot run this net, as {reason}.*: use 'loop'"):
         make_engine("batched", problem(net).work)
     assert make_engine("batched", problem("batchnorm").work).name == "batched"
+    notes = []
+    assert make_engine("auto", problem(net).work, notes=notes).name == "loop"
+    assert len(notes) == 1 and notes[0].startswith(reason) and notes[0].endswith(": engine 'loop'.")
+
+
+def test_the_engine_for_gpus_needs_one(problem):
+    with pytest.raises(UserError, match="needs a GPU"):
+        make_engine("cuda-graphs", problem("mlp").work)
+
+
+@pytest.mark.parametrize("name", ["loop", "batched"])
+def test_every_engine_computes_in_the_precision_it_is_given(problem, phase, name):
+    entered = []
+
+    @dataclass(frozen=True)
+    class Watched(Precision):
+        @contextmanager
+        def settings(self, device: torch.device) -> Iterator[None]:
+            entered.append(device.type)
+            yield
+
+    p = problem("mlp")
+    engine = make_engine(name, p.work, precision=Watched("float64", deterministic=True))
+    engine.fit(p.params, p.buffers, phase(), 0)
+    engine.evaluate(p.params, p.buffers, p.work.train)
+    engine.gradient(p.params, p.buffers, phase(), 0)
+    assert entered == ["cpu"] * 3
 
 
 def test_an_unknown_engine_is_named_with_the_nearest():

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from manyheads.algorithms.fedrod import two_losses
 from manyheads.data.shards import Shards
-from manyheads.engine.batches import plan
 from manyheads.engine.chain import ChainKernel
 from manyheads.engine.kernel import Batch
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Fit, Steps
+from manyheads.engine.schedule import schedule
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
 EVERYTHING = SGD(0.05, momentum=0.9, weight_decay=0.01, clip=0.3)
@@ -321,10 +321,8 @@ def test_gradient_of_the_streams_first_batches(make, phase):
     for steps in (1, 2):
         gradient = p.engine("loop").gradient(p.params, p.buffers, asked, 4, batches=Steps(steps))
         for row in range(2):
-            drawn = plan(
-                shards.sizes[row], replace(asked, amount=Steps(steps)), p.work.source, worker=p.work.ids[row], round=4
-            )
-            entries = torch.tensor([int(k) for batch in drawn for k in batch]) + shards.rows(row).start
+            drawn = schedule(shards, [row], p.work.ids, replace(asked, amount=Steps(steps)), p.work.source, 4)
+            entries = torch.from_numpy(drawn.drawn(0))
             model = module_of(p, row)
             F.cross_entropy(model(shards.x[shards.index[entries]]), shards.y[entries]).backward()
             for name, leaf in gradient.items():

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.engine.batches import plan
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps
+from manyheads.engine.schedule import schedule
 from manyheads.models.nets import NETS, mlp
 from manyheads.tree import clone, group
 
@@ -39,11 +39,11 @@ def reference(net: nn.Sequential, p, phase: Phase, row: int) -> tuple[list[Tenso
     sgd = phase.optimizer
     optimiser = torch.optim.SGD(moving, lr=sgd.lr, momentum=sgd.momentum, weight_decay=sgd.weight_decay)
     train, total, seen = p.work.train, 0.0, 0
-    here = train.rows(row)
-    for positions in plan(train.sizes[row], phase, p.work.source, worker=p.work.ids[row], round=ROUND):
-        x = train.x[train.index[here]][positions]
-        loss = F.cross_entropy(net(x), train.y[here][positions])
-        total, seen = total + float(loss.detach()) * len(positions), seen + len(positions)
+    batches = schedule(train, [row], p.work.ids, phase, p.work.source, ROUND)
+    for padded, count in zip(batches.entries, batches.counts, strict=True):
+        entries = padded[:count]
+        loss = F.cross_entropy(net(train.x[train.index[entries]]), train.y[entries])
+        total, seen = total + float(loss.detach()) * int(count), seen + int(count)
         optimiser.zero_grad()
         loss.backward()
         if sgd.clip is not None:

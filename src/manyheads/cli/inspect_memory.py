@@ -31,8 +31,9 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.text import facts
     from manyheads.derived import federation_of, pick_device, resolve
     from manyheads.engine.choose import FILLED
-    from manyheads.engine.cuda_graphs import Precision, describe, plan_memory, settle
+    from manyheads.engine.cuda_graphs import describe, plan_memory, settle
     from manyheads.engine.cuda_graphs.memory import free_memory
+    from manyheads.engine.precision import Precision
     from manyheads.experiment import Runtime
     from manyheads.initial import initial_model
     from manyheads.units import human_bytes
@@ -42,13 +43,14 @@ def run(args: argparse.Namespace) -> None:
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))
     with waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
-    experiment = replace(resolve(asked, dataset.input_shape), precision=asked.precision or "tf32")
+    precision = Precision(asked.precision or "tf32")
+    experiment = replace(resolve(asked, dataset.input_shape), precision=precision.name)
     federation = federation_of(experiment, dataset)
     plan = plan_memory(
         initial_model(experiment, federation),
         federation.train,
         batch_size=experiment.recipe.batch_size,
-        precision=Precision(str(experiment.precision)),
+        precision=precision,
         extra_rows=experiment.algorithm.extra_rows,
     )
     device = pick_device(runtime.device) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,6 +1,6 @@
 """Which samples make up each mini-batch: a pure function of seed, worker, round and stream, alike for every engine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
@@ -12,10 +12,6 @@ from manyheads.randomness import generator, key
 
 _ODD = 0x9E3779B1
 _MASK = (1 << 63) - 1
-
-
-Plan = list[np.ndarray]
-"""Positions in one worker's shard, mini-batch by mini-batch."""
 
 
 @dataclass(frozen=True)
@@ -62,20 +58,6 @@ class Passes:
         self._state["state"]["counter"][:] = (0, worker, self.round, epoch)
         self._rng.bit_generator.state = self._state
         return self._rng.permutation(size)
-
-
-def plan(
-    size: int, phase: Phase, source: Source, *, worker: int, round: int, go_on: Callable[[], None] = lambda: None
-) -> Plan:
-    """Positions in the worker's shard of every mini-batch of a phase; the last of a pass keeps its true size.
-
-    ``go_on`` is called in each pass, of which there may be many, and may raise to stop.
-    """
-    batches: Plan = []
-    for order in Passes(phase, source, round)(size, worker):
-        go_on()
-        batches += [order[start : start + source.batch_size] for start in range(0, len(order), source.batch_size)]
-    return batches
 
 
 def dropout_base(source: Source, phase: Phase, *, worker: int, round: int) -> int:

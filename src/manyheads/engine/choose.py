@@ -7,11 +7,11 @@ from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.footprint import Footprint, footprint_of
 from manyheads.engine.cuda_graphs.memory import choose_slots, free_memory, plan_memory, settle
-from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import Engine, EngineName
 from manyheads.engine.pooling import with_fast_pooling
+from manyheads.engine.precision import Precision
 from manyheads.engine.vmapped import VmapKernel
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
@@ -38,33 +38,36 @@ def make_engine(
 ) -> Engine:
     """The engine called ``name``; ``auto`` takes the fastest (benchmarks/ shows which and by how much).
 
-    ``extra_rows`` is the algorithm's, for the memory plan. Where a net cannot be captured for ``cuda-graphs``, another
-    engine takes its place and ``notes`` says so.
+    ``extra_rows`` is the algorithm's, for the memory plan. If only ``loop`` can run the net, or it cannot be captured
+    for ``cuda-graphs``, ``notes`` says so.
     """
     notes = [] if notes is None else notes
-    model, threads = workload.model, threads or cores()
+    model, threads, precision = workload.model, threads or cores(), precision or Precision()
     on_gpu = workload.train.x.device.type == "cuda"
     if name == "cuda-graphs" and not on_gpu:
         raise UserError("engine 'cuda-graphs' needs a GPU: use --device cuda, or --engine auto.")
+    reason = _only_loop(model)
     if name == "cuda-graphs" or (name == "auto" and on_gpu):
         footprint = footprint_of(model, tuple(workload.train.x.shape[1:]))
-        obstacle = _obstacle(workload, footprint)
+        obstacle = reason or _obstacle(workload, footprint)
         if obstacle is None:
-            return _cuda_graphs(workload, footprint, precision or Precision(), extra_rows, notes)
+            return _cuda_graphs(workload, footprint, precision, extra_rows, notes)
         name = "loop"
         notes.append(f"{obstacle}: engine 'loop' instead of 'cuda-graphs', which is slower.")
-    reason = _only_loop(model)
-    if name == "batched" and reason:
-        raise UserError(f"engine 'batched' cannot run this net, as {reason}: use 'loop'.")
+    elif reason:
+        if name == "batched":
+            raise UserError(f"engine 'batched' cannot run this net, as {reason}: use 'loop'.")
+        name = "loop"
+        notes.append(f"{reason}: engine 'loop'.")
     if name == "auto":
-        name = "batched" if is_chain(model) and reason is None and workload.transform is None else "loop"
+        name = "batched" if is_chain(model) and workload.transform is None else "loop"
     if name == "loop":
         work = workload if on_gpu else replace(workload, model=with_fast_pooling(model))
-        return LocalEngine(work, LoopKernel, chunk_size=1, threads=threads, name=name)
+        return LocalEngine(work, LoopKernel, chunk_size=1, threads=threads, name=name, precision=precision)
     kernel = ChainKernel if is_chain(model) else VmapKernel
     row = sum(p.numel() * p.element_size() for p in model.parameters())
     chunk = max(1, min(-(-len(workload.ids) // threads), _CHUNK_BYTES // max(row, 1)))
-    return LocalEngine(workload, kernel, chunk_size=chunk, threads=threads, name=name)
+    return LocalEngine(workload, kernel, chunk_size=chunk, threads=threads, name=name, precision=precision)
 
 
 def _only_loop(model: Split) -> str | None:
@@ -72,13 +75,12 @@ def _only_loop(model: Split) -> str | None:
     if random_module := needs_loop(model):
         return f"{random_module} draws its own random numbers"
     # Other engines pad batches, and the padding would be among those others.
-    return "a sample's output depends on the others in its batch" if model.mixes_samples else None
+    seen = "a sample's output depends on the others in its batch (is batch_first missing?)"
+    return seen if model.mixes_samples else None
 
 
 def _obstacle(workload: Workload, footprint: Footprint) -> str | None:
-    """Why the work cannot be recorded in CUDA graphs; None: it can."""
-    if reason := _only_loop(workload.model):
-        return reason
+    """Why the work cannot be recorded in CUDA graphs, though the net is no reason for ``loop``; None: it can."""
     if workload.transform is not None:
         return "the train-time transform runs on the host"
     if footprint.blocked is not None:

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from weakref import WeakSet
 
 import numpy as np
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from manyheads.data.shards import Shards
-from manyheads.engine.batches import Plan, dropout_base, num_batches, plan
+from manyheads.engine.batches import num_batches
 from manyheads.engine.kernel import Batch, Kernel, point_at, set_modes, summed_loss
 from manyheads.engine.phase import Evaluation, Fit, Phase, Progress, Steps
+from manyheads.engine.precision import Precision
+from manyheads.engine.schedule import Schedule, schedule
 from manyheads.engine.threads import Result, Threads
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics, twin
@@ -31,22 +33,24 @@ _SMALL_BATCH = 256
 class _Chunk:
     """Workers that go through a phase together."""
 
-    rows: list[int]
-    """Those with the most mini-batches first."""
-    plans: list[Plan]
+    plan: Schedule
+    """Their mini-batches, in which they stand in order."""
     phase: Phase
     round: int
 
 
 @dataclass(frozen=True)
 class _Inputs:
-    """What the net of a chunk is fed with."""
+    """What the net of a chunk is fed with, step by step."""
 
     pool: Tensor
     """[samples, ...]."""
-    index: list[Tensor]
-    """Where in the pool the samples of each worker lie."""
-    targets: list[Tensor]
+    where: Tensor
+    """Where in the pool each worker's samples lie, [S, A, B]."""
+    labels: Tensor
+    """[S, A, B, ...]."""
+    counts: np.ndarray
+    """True sizes of the batches, [S, A]."""
 
 
 class LocalEngine:
@@ -56,8 +60,18 @@ class LocalEngine:
     threads, nor the workers hosted beside it change a bit of them (with the vmap kernel: to rounding).
     """
 
-    def __init__(self, workload: Workload, kernel: type[Kernel], *, chunk_size: int, threads: int, name: str) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        kernel: type[Kernel],
+        *,
+        chunk_size: int,
+        threads: int,
+        name: str,
+        precision: Precision | None = None,
+    ) -> None:
         self.work, self.kernel, self.chunk_size, self.name = workload, kernel, chunk_size, name
+        self.precision = precision or Precision()
         self.device = workload.train.x.device
         self.dtype = next(workload.model.parameters()).dtype
         # Modules that draw from torch's own generator share it, so they run one after another.
@@ -84,10 +98,12 @@ class LocalEngine:
         chunks = [same[k : k + self.chunk_size] for same in alike for k in range(0, len(same), self.chunk_size)]
 
         def train(rows: list[int]) -> None:
-            source, ids, go_on = self.work.source, self.work.ids, self.threads.go_on
-            plans = [plan(sizes[row], phase, source, worker=ids[row], round=round, go_on=go_on) for row in rows]
+            work = self.work
+            # Batches that no worker here can fill are as wide as they are padded to; their samples stay the same.
+            source = replace(work.source, batch_size=self._width(rows[0]))
+            plan = schedule(work.train, rows, work.ids, phase, source, round, go_on=self.threads.go_on)
             with self._seed(phase.stream, rows[0], round):
-                self._fit_chunk(moved, tracked, loss, _Chunk(rows, plans, phase, round))
+                self._fit_chunk(moved, tracked, loss, _Chunk(plan, phase, round))
 
         self._each(train, chunks)
         return Fit(moved, {**buffers, **select(tracked, phase.update)}, loss)
@@ -129,8 +145,8 @@ class LocalEngine:
                 positions = np.arange(here.start, here.stop)
             else:
                 first = replace(phase, amount=batches)
-                drawn = plan(train.sizes[row], first, self.work.source, worker=self.work.ids[row], round=round)
-                positions = np.concatenate([*drawn, np.empty(0, np.int64)]) + here.start
+                plan = schedule(train, [row], self.work.ids, first, self.work.source, round)
+                positions = plan.drawn(0) if plan.rows else np.empty(0, np.int64)
             constants = {name: leaf[row] for name, leaf in phase.constants.items()}
             total = [torch.zeros_like(leaf) for leaf in leaves]
             with self._seed(phase.stream, row, round):
@@ -149,14 +165,14 @@ class LocalEngine:
 
     def _fit_chunk(self, moved: Params, tracked: Buffers, loss: Tensor, chunk: _Chunk) -> None:
         model, inputs = self._inputs(moved, tracked, chunk)
-        first, several = chunk.rows[0], len(chunk.rows) > 1
+        first, *others = chunk.plan.rows
         # A slice trains one worker in place; several workers are copied together, and copied back below.
-        rows = torch.tensor(chunk.rows, device=self.device) if several else slice(first, first + 1)
+        rows = torch.tensor([first, *others], device=self.device) if others else slice(first, first + 1)
         params = {name: moved[name][rows] for name, _ in model.named_parameters()}
         buffers = {name: tracked[name][rows] for name, _ in model.named_buffers() if name in tracked}
         phase = _narrow(chunk.phase, rows, params)
         kernel = self.kernel(model, phase, params, buffers)
-        sums = torch.zeros(len(chunk.rows), dtype=self.dtype, device=self.device)
+        sums = torch.zeros(1 + len(others), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
         for batch in self._batches(inputs, chunk):
             self.threads.go_on()
@@ -164,7 +180,7 @@ class LocalEngine:
             sums[:active] += kernel.step(batch)
             seen[:active] += batch.count
             self.progress.done += active
-        if several:
+        if others:
             for name, leaf in select(params, phase.update).items():
                 moved[name][rows] = leaf
             for name, leaf in buffers.items():
@@ -173,62 +189,48 @@ class LocalEngine:
 
     def _inputs(self, params: Params, buffers: Buffers, chunk: _Chunk) -> tuple[Split, _Inputs]:
         """The net to train and its inputs: while the representation is frozen, features computed once for the phase."""
-        train, phase = self.work.train, chunk.phase
+        train, phase, plan = self.work.train, chunk.phase, chunk.plan
         model = self._replica()
-        index = [train.index[train.rows(row)] for row in chunk.rows]
-        targets = [train.y[train.rows(row)] for row in chunk.rows]
+        drawn, counts = plan.side_by_side(slice(None), len(plan.rows))
+        entries = torch.from_numpy(drawn).to(self.device)
+        plain = _Inputs(train.x, train.index[entries], train.y[entries], counts)
         frozen = "representation" not in phase.update and self.work.transform is None
         depth = cacheable_prefix(model, phase.frozen) if frozen else 0
         if depth == 0:
-            return model, _Inputs(train.x, index, targets)
+            return model, plain
         prefix, rest = cut(model, depth)
         set_modes(model, phase)
-        features = []
+        features, found, size = [], torch.empty_like(entries), 0
         with torch.no_grad():
-            if not self.work.worth_caching(prefix(train.x[index[0][:1]]).numel()):
-                return model, _Inputs(train.x, index, targets)
-            for row, own, batches in zip(chunk.rows, index, chunk.plans, strict=True):
+            if not self.work.worth_caching(prefix(train.x[train.index[entries[0, 0, :1]]]).numel()):
+                return model, plain
+            for column, row in enumerate(plan.rows):
                 point_at(model, params, buffers, row)
                 # Only for samples that the phase draws: a few steps are not worth a whole pass.
-                used = torch.from_numpy(np.unique(np.concatenate(batches))).to(self.device)
-                chosen = own[used]
-                computed = torch.cat(
-                    [prefix(train.x.index_select(0, chosen[part])) for part in self._passes(slice(0, len(chosen)))]
-                )
-                features.append(computed.new_zeros(len(own), *computed.shape[1:]).index_copy_(0, used, computed))
-        ends = np.cumsum([0] + [len(positions) for positions in index])
-        own = [torch.arange(a, b, device=self.device) for a, b in pairwise(ends.tolist())]
-        return rest, _Inputs(torch.cat(features), own, targets)
+                used = torch.from_numpy(np.unique(plan.drawn(column))).to(self.device)
+                chosen = train.index[used]
+                parts = self._passes(slice(0, len(used)))
+                features += [prefix(train.x.index_select(0, chosen[part])) for part in parts]
+                found[:, column] = size + torch.searchsorted(used, entries[:, column].contiguous())
+                size += len(used)
+        return rest, replace(plain, pool=torch.cat(features), where=found)
 
     def _batches(self, inputs: _Inputs, chunk: _Chunk) -> Iterator[Batch]:
-        work, pool = self.work, inputs.pool
-        steps, size = max(map(len, chunk.plans)), self._width(chunk.rows[0])
-        positions = np.zeros((len(chunk.rows), steps, size), dtype=np.int64)
-        counts = np.zeros((steps, len(chunk.rows)), dtype=np.int64)
-        for k, batches in enumerate(chunk.plans):
-            for s, batch in enumerate(batches):
-                positions[k, s, : len(batch)] = batch
-                counts[s, k] = len(batch)
-        chosen = list(torch.from_numpy(positions).to(self.device))
-        where = torch.stack([own[p] for own, p in zip(inputs.index, chosen, strict=True)])
-        labels = torch.stack([own[p] for own, p in zip(inputs.targets, chosen, strict=True)])
-        lengths = torch.from_numpy(counts).to(self.device, self.dtype)
-        valid = torch.arange(size, device=self.device) < torch.from_numpy(counts).to(self.device).unsqueeze(-1)
-        bases = torch.tensor(
-            [dropout_base(work.source, chunk.phase, worker=work.ids[row], round=chunk.round) for row in chunk.rows],
-            dtype=torch.int64,
-            device=self.device,
-        )
+        pool, where, labels, counts = inputs.pool, inputs.where, inputs.labels, inputs.counts
+        steps, _, size = where.shape
+        sizes = torch.from_numpy(counts).to(self.device)
+        lengths, valid = sizes.to(self.dtype), torch.arange(size, device=self.device) < sizes.unsqueeze(-1)
+        bases = torch.from_numpy(chunk.plan.bases).to(self.device)
         for s in range(steps):
             active = int((counts[s] > 0).sum())
             full = bool((counts[s, :active] == size).all())
             # A lone unpadded worker takes its batch at its true size; stacked ones share one width.
             width = size if self.kernel.padded else int(counts[s, 0])
-            x = pool.index_select(0, where[:active, s, :width].reshape(-1)).view(active, width, *pool.shape[1:])
-            if work.transform is not None:
+            x = pool.index_select(0, where[s, :active, :width].reshape(-1)).view(active, width, *pool.shape[1:])
+            if self.work.transform is not None:
                 x = self._transformed(x, counts[s], chunk, s)
             weight = None if full or not self.kernel.padded else valid[s, :active].to(self.dtype)
-            yield Batch(x, labels[:active, s, :width], weight, lengths[s, :active], bases[:active], s)
+            yield Batch(x, labels[s, :active, :width], weight, lengths[s, :active], bases[:active], s)
 
     def _width(self, row: int) -> int:
         """What a worker's batches are padded to: it depends on that worker alone, so that its chunk changes no bit."""
@@ -239,7 +241,7 @@ class LocalEngine:
         assert work.transform is not None
         changed, stream = x.clone(), f"transform/{chunk.phase.stream}"
         for k in range(len(x)):
-            worker = work.ids[chunk.rows[k]]
+            worker = work.ids[chunk.plan.rows[k]]
             rng = generator(work.source.seed, stream, worker=worker, round=chunk.round, epoch=step)
             changed[k, : counts[k]] = work.transform(x[k, : counts[k]], rng)
         return changed
@@ -277,7 +279,8 @@ class LocalEngine:
         # Whatever the caller's gradient mode is: every thread has its own.
         run = torch.enable_grad()(work)
         try:
-            return self.threads.map(run, items) if self.device.type == "cpu" else [run(item) for item in items]
+            with self.precision.settings(self.device):
+                return self.threads.map(run, items) if self.device.type == "cpu" else [run(item) for item in items]
         finally:
             self._let_go()
 

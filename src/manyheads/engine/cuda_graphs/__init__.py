@@ -2,6 +2,5 @@
 
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.memory import MemoryPlan, describe, plan_memory, settle
-from manyheads.engine.cuda_graphs.precision import Precision
 
-__all__ = ["CudaGraphsEngine", "MemoryPlan", "Precision", "describe", "plan_memory", "settle"]
+__all__ = ["CudaGraphsEngine", "MemoryPlan", "describe", "plan_memory", "settle"]

@@ -21,15 +21,15 @@ from manyheads.engine.cuda_graphs.forward import WIDTH, Extraction, Scoring, for
 from manyheads.engine.cuda_graphs.gradients import SlotGradients
 from manyheads.engine.cuda_graphs.kinds import bare, kind, meaning
 from manyheads.engine.cuda_graphs.lane import Lane
-from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, row_index
-from manyheads.engine.cuda_graphs.schedule import Schedule, in_widths, schedule
 from manyheads.engine.cuda_graphs.slots import Slot
 from manyheads.engine.cuda_graphs.stacked import StackedTrainer, has_convolutions, stackable
 from manyheads.engine.cuda_graphs.task import Task, Trainer
 from manyheads.engine.cuda_graphs.training import SlotTrainer
 from manyheads.engine.kernel import set_modes
 from manyheads.engine.phase import Epochs, Evaluation, Fit, Phase, Progress, Steps
+from manyheads.engine.precision import Precision
+from manyheads.engine.schedule import Schedule, in_widths, schedule
 from manyheads.engine.workload import Workload
 from manyheads.errors import UserError, first_line
 from manyheads.models.dropout import dropouts

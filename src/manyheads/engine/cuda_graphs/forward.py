@@ -10,11 +10,11 @@ from manyheads.data.shards import Shards
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, Pool, upload
 from manyheads.engine.cuda_graphs.footprint import output_shape
 from manyheads.engine.cuda_graphs.lane import Lane
-from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import FlatRows, Kind
-from manyheads.engine.cuda_graphs.schedule import in_widths, narrowest
 from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, Variant
 from manyheads.engine.phase import Loss
+from manyheads.engine.precision import Precision
+from manyheads.engine.schedule import in_widths, narrowest
 from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, strip_prefix
 

@@ -10,10 +10,10 @@ from torch.func import functional_call
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.rows import Extras, Kind, load, store
-from manyheads.engine.cuda_graphs.schedule import Schedule
 from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, Variant, phase_slots
 from manyheads.engine.kernel import summed_loss
 from manyheads.engine.phase import Phase
+from manyheads.engine.schedule import Schedule
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.split import Split, twin
 from manyheads.tree import Buffers, Params, add_prefix

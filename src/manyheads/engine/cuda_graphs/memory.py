@@ -9,8 +9,8 @@ from manyheads.data.shards import Shards
 from manyheads.engine.cuda_graphs.compiled import wanted
 from manyheads.engine.cuda_graphs.footprint import Footprint, footprint_of
 from manyheads.engine.cuda_graphs.forward import WIDTH
-from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.stacked import stackable
+from manyheads.engine.precision import Precision
 from manyheads.errors import UserError
 from manyheads.memory import LEAST_COPIES
 from manyheads.models.split import Split, constants_of, statistics

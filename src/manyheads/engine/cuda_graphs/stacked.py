@@ -17,12 +17,12 @@ from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.fused import layer_update
 from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
-from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import FlatRows, Kind, copy_all, load
-from manyheads.engine.cuda_graphs.schedule import Schedule
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropout_keys, set_modes, summed_loss, summed_losses
 from manyheads.engine.phase import Phase
+from manyheads.engine.precision import Precision
+from manyheads.engine.schedule import Schedule
 from manyheads.engine.sgd import clip_factors
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.dropout import dropouts

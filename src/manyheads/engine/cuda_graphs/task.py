@@ -5,8 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from manyheads.engine.cuda_graphs.schedule import Schedule
 from manyheads.engine.phase import Phase
+from manyheads.engine.schedule import Schedule
 from manyheads.tree import Buffers, Params
 
 

@@ -12,13 +12,13 @@ from manyheads.engine.cuda_graphs.compiled import compiled
 from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
-from manyheads.engine.cuda_graphs.precision import Precision
 from manyheads.engine.cuda_graphs.rows import Kind, copy_all, load, store
-from manyheads.engine.cuda_graphs.schedule import Schedule, narrowest
 from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, phase_slots
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropout_keys, set_modes, summed_loss
 from manyheads.engine.phase import Phase
+from manyheads.engine.precision import Precision
+from manyheads.engine.schedule import Schedule, narrowest
 from manyheads.engine.vmapped import Outputs
 from manyheads.models.dropout import dropouts
 from manyheads.models.norm import BatchNorm

@@ -43,6 +43,12 @@ class Schedule:
         """How many samples each worker sees, [W']."""
         return np.add.reduceat(self.counts, self.starts)
 
+    def drawn(self, column: int) -> np.ndarray:
+        """The entries of one worker's batches, without padding, in their order."""
+        own = slice(self.starts[column], self.starts[column] + self.lengths[column])
+        entries = self.entries[own]
+        return entries[np.arange(entries.shape[1]) < self.counts[own, None]]
+
     def side_by_side(self, columns: slice, num_columns: int) -> tuple[np.ndarray, np.ndarray]:
         """Entries [S, A, B] and sizes [S, A] of some workers who step together; size 0: none left."""
         lengths, starts = self.lengths[columns], self.starts[columns]
@@ -56,11 +62,25 @@ class Schedule:
 
 
 def schedule(
-    shards: Shards, rows: Sequence[int], ids: Sequence[int], phase: Phase, source: Source, round: int
+    shards: Shards,
+    rows: Sequence[int],
+    ids: Sequence[int],
+    phase: Phase,
+    source: Source,
+    round: int,
+    *,
+    go_on: Callable[[], None] = lambda: None,
 ) -> Schedule:
-    """The batches of some workers' rows in one phase of one round, the same as from ``engine.batches.plan``."""
+    """The batches of some workers' rows in one phase of one round; the last of a pass keeps its true size.
+
+    ``go_on`` is called in each pass, of which there may be many, and may raise to stop.
+    """
     passes = Passes(phase, source, round)
-    drawn = {row: list(passes(shards.sizes[row], ids[row])) for row in rows}
+    drawn: dict[int, list[np.ndarray]] = {row: [] for row in rows}
+    for row, own in drawn.items():
+        for order in passes(shards.sizes[row], ids[row]):
+            go_on()
+            own.append(order)
     return _cut(shards, drawn, source.batch_size, lambda row: dropout_base(source, phase, worker=ids[row], round=round))
 
 

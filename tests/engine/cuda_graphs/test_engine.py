@@ -18,7 +18,7 @@ from manyheads.data.shards import Shards
 from manyheads.engine.batches import Source
 from manyheads.engine.chain import is_chain
 from manyheads.engine.choose import make_engine
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.cuda_graphs import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.descent import UpdateRule
 from manyheads.engine.cuda_graphs.engine import _KEPT
 from manyheads.engine.cuda_graphs.fused import PlainUpdate
@@ -28,6 +28,7 @@ from manyheads.engine.cuda_graphs.stacked import stackable
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps, accuracy, cross_entropy, single_head
+from manyheads.engine.precision import Precision
 from manyheads.engine.workload import Workload
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, hold_still, statistics

@@ -4,13 +4,12 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
 from manyheads.engine.phase import PrecisionName
-from manyheads.errors import unknown
 
 _MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 
@@ -19,12 +18,8 @@ _MATRIX_LAYERS = (nn.Linear, nn.modules.conv._ConvNd)
 class Precision:
     """Stored weights, momentum, losses and scores have the model's own type; products follow ``name``."""
 
-    name: str = "float32"
+    name: PrecisionName = "float32"
     deterministic: bool = False
-
-    def __post_init__(self) -> None:
-        if self.name not in get_args(PrecisionName):
-            raise unknown("precision", self.name, get_args(PrecisionName))
 
     @property
     def low(self) -> bool:

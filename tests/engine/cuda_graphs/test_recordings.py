@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.data.shards import Shards
-from manyheads.engine.cuda_graphs import CudaGraphsEngine, Precision
+from manyheads.engine.cuda_graphs import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.engine import _KEPT
 from manyheads.engine.cuda_graphs.lane import Lane, Replay
 from manyheads.engine.phase import SGD, Phase, Steps, cross_entropy
+from manyheads.engine.precision import Precision
 from manyheads.tree import Params
 
 from .recorder import Mistake, Recording
