@@ -38,6 +38,13 @@ def test_all_share_partition_graph_and_first_weights(lab: SimpleNamespace) -> No
         assert np.array_equal(session.mixing.rows(0).dense() > 0, first.mixing.rows(0).dense() > 0)
 
 
+def test_a_graph_that_one_seed_cannot_draw_shows_before_anything_is_run(lab: SimpleNamespace) -> None:
+    few = [lab.tiny(graph="random:0.11", workers=16, data="digits", seed=seed) for seed in (1, 31)]
+    assert len(distinct(few[:1], ONE)) == 1
+    with pytest.raises(UserError, match=r"random:0\.11"):
+        distinct(few, ONE)
+
+
 def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNamespace) -> None:
     asked = [
         lab.tiny(REGISTRY[name](), graph=graph, link_failure=0.1 * (graph == "full"), weights=weights, seed=seed)

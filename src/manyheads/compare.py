@@ -40,10 +40,10 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
         if before.rounds != complete.rounds:
             given = f"--rounds {before.rounds} and {complete.rounds}"
             raise UserError(f"{given}: give one number, as a run's records hold all rounds up to its last.")
-        # What one seed passes, the others pass as well.
+        mixing_of(complete)  # for its errors: a random graph may not be connected with one seed
+        # Of the rest, what one seed passes the others pass as well.
         if (setting := replace(complete, seed=0).run_id) not in checked:
             checked.add(setting)
-            mixing_of(complete)  # for its errors
             federation = federation_of(complete, dataset)
             check_training(complete, initial_model(complete, federation), federation)
             if tuned and complete.validation and not any(federation.validation.sizes):

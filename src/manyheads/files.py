@@ -156,8 +156,7 @@ def read_sealed(path: Path) -> dict[str, Tensor] | None:
             seal = (file.metadata() or {}).get(_SEAL)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{path} cannot be read ({error}): put the file back.") from None
-    # Files of the first versions have no seal.
-    if seal not in (None, _seal(found)):
+    if seal != _seal(found):
         raise UserError(f"{path} is damaged: put the file back.")
     return found
 

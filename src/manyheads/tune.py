@@ -19,7 +19,7 @@ from manyheads.store.layout import EARLIER, EXPERIMENT, TUNING, read_description
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tuning:
     """One algorithm in one setting, and the runs its rates are chosen by."""
 

@@ -37,7 +37,9 @@ def test_join_and_join_again(finished: Path, tmp_path: Path, capsys: pytest.Capt
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
 
     assert main(["inspect", "run", str(out)]) == 0
-    assert "join" in capsys.readouterr().out
+    told = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "learned by deprl" in told
+    assert [line for line in told if line.startswith("option ")] == ["option --split iid", "option --workers 5"]
     exported = tmp_path / "model.safetensors"
     assert main(["export", str(out), "--worker", "4", "--out", str(exported)]) == 0
     assert exported.exists()

@@ -124,7 +124,7 @@ def test_what_needs_no_experiment_does_not_wait_for_torch() -> None:
         (["inspect", "graph", "--workers", "4", "--out", "/proc/graph.png"], "/proc/graph.png"),
         (["inspect", "data", "--split", "shards:0"], "shards"),
         (["inspect", "run", "."], "not a run directory"),
-        (["inspect", "run"], "DIR not given: see manyheads inspect run --help."),
+        (["inspect", "run"], "RUN not given: see manyheads inspect run --help."),
         (["export", ".", "--worker", "0", "--out", "x.safetensors"], "not a run directory"),
         (["export", "."], "--worker, --out not given: see manyheads export --help."),
         (["predict", ".", "--worker", "0", "--data", "x.npz"], "not a run directory"),

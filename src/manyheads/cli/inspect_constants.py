@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from manyheads.session import Session
 
 HELP = "smoothness and noise where a run stands, and Theorem 1 with them"
-USAGE = "manyheads inspect constants DIR [options]"
+USAGE = "manyheads inspect constants RUN [options]"
 ABOUT = "Estimate L, sigma^2 and varsigma^2 at a run's mean representation, and the rates they call for."
 
 
@@ -18,7 +18,7 @@ def fill(parser: Parser) -> None:
     from manyheads.cli.options import add_fields
     from manyheads.experiment import Runtime
 
-    parser.add_argument("directory", metavar="DIR", type=path, help="run directory")
+    parser.add_argument("directory", metavar="RUN", type=path, help="run directory")
     add_fields(parser, Runtime, ("data_dir", "device", "threads"), title="where and how")
 
 

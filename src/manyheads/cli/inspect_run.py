@@ -8,12 +8,12 @@ from manyheads.cli.parser import Parser, path
 from manyheads.errors import flag
 
 HELP = "what ran in a directory and where it stands"
-USAGE = "manyheads inspect run DIR"
+USAGE = "manyheads inspect run RUN"
 ABOUT = "Print what ran in a directory, which options differ from the defaults, and how far it has come."
 
 
 def fill(parser: Parser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=path, help="run directory")
+    parser.add_argument("directory", metavar="RUN", type=path, help="run directory")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -50,6 +50,7 @@ def run(args: argparse.Namespace) -> None:
 def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """The options that are neither a default nor the data set's recipe, as (label, value) lines."""
     from manyheads.algorithms import DePRL, find_algorithm
+    from manyheads.algorithms.join import Join
     from manyheads.derived import usual_options
     from manyheads.experiment import flat
 
@@ -59,8 +60,10 @@ def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if description["precision"] in ("float32", "tf32"):
         # These are the defaults of a CPU and of a GPU.
         usual["precision"] = description["precision"]
-    # Left out too: which run new workers build upon, as a note says it.
     said = {"algorithm", "data", "rounds", "seed", *kind.provenance}
+    if kind is Join:
+        # Which run new workers build upon is said by a note; that their rates do not fall is no option.
+        said |= {"teacher", "decay"}
     for name, value in flat(description).items():
         if name in said or value is None or usual.get(name) == value:
             continue

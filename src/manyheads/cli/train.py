@@ -68,6 +68,7 @@ def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
 
 def train(session: "Session", *, quiet: bool) -> None:
     """Run a session's rounds and show them, its outcome and its directory."""
+    from manyheads.algorithms.join import Join
     from manyheads.checkpoint import latest_round
     from manyheads.cli import terminal, text
     from manyheads.rounds import run as rounds_of
@@ -99,7 +100,7 @@ def train(session: "Session", *, quiet: bool) -> None:
     accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
         # A run of new workers trains heads only, for --head-epochs rounds.
-        more = "--head-epochs" if session.experiment.algorithm.provenance else "--rounds, or another --lr"
+        more = "--head-epochs" if isinstance(session.experiment.algorithm, Join) else "--rounds, or another --lr"
         print(f"No better than naming each worker's most frequent class: try more {more}.\n")
     print(folder)
 

@@ -133,7 +133,7 @@ def drawn_layers(head: nn.Module) -> list[nn.Module]:
         if not isinstance(layer, BatchNorm) and any(p.requires_grad for p in layer.parameters(recurse=False))
     ]
     for layer in owners:
-        if not hasattr(layer, "reset_parameters"):
+        if not callable(getattr(layer, "reset_parameters", None)):
             raise UserError(
                 f"--heads random: {type(layer).__name__} in the head cannot be drawn anew: give it a"
                 " reset_parameters(), as torch's modules have, or keep --heads same."

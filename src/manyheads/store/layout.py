@@ -75,6 +75,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
         # null: a regression; inputs that were made of other numbers than bytes.
         "num_classes": (int, NoneType),
         "pixels": (dict, NoneType),
+        "models_sha256": str,
     },
     SUMMARY: {"rounds": int, **_RECORD},
     SITE: {"workers": list, "away": dict, "disturbances": list},
@@ -82,7 +83,7 @@ _NEEDED: dict[str, dict[str, Any]] = {
 }
 """File -> the keys that it, or every line of it, must have, and their types."""
 _ALLOWED: dict[str, dict[str, Any]] = {
-    MODEL: {"first_worker": int, "num_workers": int, "models_sha256": str},
+    MODEL: {"first_worker": int, "num_workers": int},
     SUMMARY: {"notes": list, "runtime": dict, "evaluated_rounds": int},
 }
 """Keys that may be missing, and their types."""

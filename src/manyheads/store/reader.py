@@ -154,9 +154,9 @@ class Run:
         return net.eval()
 
     def _check_models(self, described: dict[str, Any]) -> None:
-        """Refuse models that are not as they were written; runs of the first versions do not say."""
-        written, path = described.get("models_sha256"), self.path / MODELS
-        if written not in (None, self._sound) and sha256(path) != written:
+        """Refuse models that are not as they were written."""
+        written, path = described["models_sha256"], self.path / MODELS
+        if written != self._sound and sha256(path) != written:
             raise UserError(f"{path} is damaged: {_ANEW}")
         self._sound = written
 

@@ -20,7 +20,7 @@ NOTHING = "–"
 BANDS = "Bands in a picture are the deviation over seeds."
 
 
-@dataclass(frozen=True)
+@dataclass
 class Report:
     """A study's outcome: a page in Markdown, and the files beside it."""
 

@@ -30,7 +30,7 @@ _AT_MOST_TOO_LONG = 3
 """An estimate may be this many times too long: a run is skipped only if even a fraction of it does not fit."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Runner:
     """Where runs are made and what is kept of them."""
 
