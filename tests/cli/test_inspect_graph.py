@@ -23,7 +23,7 @@ def test_ring(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tm
 def test_very_many_links_are_not_all_drawn(
     capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyheads.figures.MOST_LINKS", 20)
+    monkeypatch.setattr("manyheads.drawing.MOST_LINKS", 20)
     words = ["--graph", "full", "--workers", "9", "--out", str(tmp_path / "graph.svg")]
     assert main(["inspect", "graph", *words]) == 0
     assert "20 of the links, chosen at random" in capsys.readouterr().out

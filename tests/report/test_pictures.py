@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manyheads.algorithms import REGISTRY, DePRL
-from manyheads.report.drawing import Picture
+from manyheads.drawing import Picture
 from manyheads.report.pictures import Axis, Line, colour_ends, colours_of, curves, graph, similarity_map, spread
 from manyheads.units import short
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from manyheads.figures import COLOURS
+from manyheads.drawing import COLOURS
 from manyheads.studies import get_study
 from manyheads.studies.records import Records
 from manyheads.studies.trial import PAPER

@@ -21,7 +21,7 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import figures, topology
+    from manyheads import drawing, figures, topology
     from manyheads.algorithms import DisPFL
     from manyheads.cli.options import given
     from manyheads.cli.terminal import waiting
@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> None:
     links = topology.edges(mixing)
     with waiting("measuring"):
         lines = [*topology.describe(mixing), *theorem.describe(mixing)]
-    if len(links) > figures.MOST_LINKS:
-        lines.append(("drawn", f"{figures.MOST_LINKS:,} of the links, chosen at random"))
+    if len(links) > drawing.MOST_LINKS:
+        lines.append(("drawn", f"{drawing.MOST_LINKS:,} of the links, chosen at random"))
     print(facts(lines))
     with waiting("drawing"):
         figures.graph(topology.positions(mixing), links, out)

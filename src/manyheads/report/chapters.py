@@ -6,12 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.figures import COLOURS, MOST_LINKS
+from manyheads.drawing import COLOURS, MOST_LINKS, Picture
 from manyheads.recipes import knows_speed, step_seconds
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, Setting, passes_over, shown, slugs
-from manyheads.report.drawing import Picture
 from manyheads.report.mixing import steady_mixing
 from manyheads.report.numbers import (
     Curve,

@@ -9,15 +9,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from manyheads.algorithms import REGISTRY
-from manyheads.figures import COLOURS, FAINT, INK, RULE, bare, draw_links, segments_of
-from manyheads.report.drawing import (
+from manyheads.drawing import (
+    COLOURS,
+    FAINT,
+    INK,
     LABEL_SIZE,
+    RULE,
     TITLE_SIZE,
     Picture,
+    add_scale,
+    draw_graph,
     finish,
     fractions,
     new_axes,
     new_figure,
+    segments_of,
     style,
     text_width,
 )
@@ -159,22 +165,16 @@ def graph(
         lines = textwrap.wrap(title, _TITLE_LETTERS)
         top = 0.15 * (1 + len(lines))
         figure, axes = _axes(2.7, 2.75 + top, left=0.1, right=0.1, bottom=0.5, top=top)
-        segments = segments_of(places, edges)
-        if server:
-            segments = [np.stack([np.zeros(2), place]) for place in places]
-        links = draw_links(axes, segments, strength=5, most=0.6)
-        links.set_rasterized(len(segments) > _MOST_VECTORS)
-        # So large that neighbours on a circle just do not touch.
-        size = np.clip((420 / len(places)) ** 2, 8, 110)
+        segments = np.stack([0 * places, places], axis=1) if server else segments_of(places, edges)
         colours = [values.get(worker, np.nan) for worker in range(len(places))]
         look: Any = {"cmap": "viridis", "vmin": limits[0], "vmax": limits[1], "edgecolors": FAINT, "linewidths": 0.5}
         # Workers without test samples have no value: an empty dot.
-        dots = axes.scatter(*places.T, s=size, c=colours, zorder=2, plotnonfinite=True, **look)
+        links, dots = draw_graph(axes, places, segments, c=colours, plotnonfinite=True, **look)
+        links.set_rasterized(len(segments) > _MOST_VECTORS)
         if server:
             axes.scatter([0], [0], s=70, marker="s", color=INK, zorder=3)
-        bare(axes, margin=0.09)
         axes.set_title("\n".join(lines), loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
-        _scale(figure, dots, show)
+        add_scale(figure, dots, show)
         axes.apply_aspect()
         at = fractions(axes, places).tolist()
         hover = [(*at[worker], f"worker {worker} · {show(value)}") for worker, value in values.items()]
@@ -205,7 +205,7 @@ def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[floa
             axis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
         digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 2, 6))
-        _scale(figure, image, lambda value: f"{value:z.{digits}f}")
+        add_scale(figure, image, lambda value: f"{value:z.{digits}f}")
         axes.apply_aspect()
         hover = {}
         if len(values) <= _MOST_MAPPED:
@@ -336,14 +336,3 @@ def _hovered(axes: "Axes", line: Line, x: Axis, y: Axis) -> list[tuple[float, fl
         return f"{line.label} · {x.show(line.x[i])} · {plus_minus(line.y[i], line.deviation[i] or None, y.show)}"
 
     return [(*place, said(i)) for place, i in zip(places, chosen, strict=True)]
-
-
-def _scale(figure: "Figure", mappable: Any, show: Callable[[float], str]) -> None:
-    """A bar under the picture that says which colour is which value."""
-    width, height = figure.get_size_inches()
-    place = figure.add_axes((0.5 - 0.9 / width, 0.3 / height, 1.8 / width, 0.07 / height))
-    bar = figure.colorbar(mappable, cax=place, orientation="horizontal")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    low, high = mappable.get_clim()
-    bar.set_ticks([low, (low + high) / 2, high], labels=[show(value) for value in (low, (low + high) / 2, high)])
-    place.tick_params(colors=FAINT, labelsize=LABEL_SIZE - 0.5, length=0)

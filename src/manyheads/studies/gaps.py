@@ -6,8 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from manyheads.figures import COLOURS, FAINT, INK, RULE
-from manyheads.report.drawing import LABEL_SIZE, TITLE_SIZE, Picture, finish, new_axes, new_figure, style, text_width
+from manyheads.drawing import (
+    COLOURS,
+    FAINT,
+    INK,
+    LABEL_SIZE,
+    RULE,
+    TITLE_SIZE,
+    Picture,
+    finish,
+    new_axes,
+    new_figure,
+    style,
+    text_width,
+)
 
 _ROW, _PANEL, _BETWEEN = 0.23, 2.0, 0.22
 _TOP, _BOTTOM = 0.55, 0.5

@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from manyheads.drawing import Picture
 from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
-from manyheads.report.drawing import Picture
 from manyheads.report.numbers import Stat, at_end, majority_floor, number
 from manyheads.report.spreadsheets import csv_text
 from manyheads.studies.published import DATA, STAND_IN

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from manyheads.algorithms import DePRL
 from manyheads.data import Dataset
 from manyheads.data.arrays import from_workers
+from manyheads.drawing import Picture
 from manyheads.experiment import Experiment
 from manyheads.randomness import generator
-from manyheads.report.drawing import Picture
 from manyheads.report.pictures import Axis, Line, curves
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
