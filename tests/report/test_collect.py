@@ -66,7 +66,8 @@ def test_an_own_file_is_the_same_wherever_machines_keep_it(tmp_path: Path, write
 def test_the_sites_of_a_run_are_one_run(tmp_path: Path, write_run):
     for worker in (0, 2, 5):
         site = write_run(tmp_path / "run" / f"site-{worker}", data="site-{worker}.npz", split="natural")
-        about = {"input_shape": [5], "num_outputs": 3, "num_classes": 3, "pixels": None, "first_worker": worker}
+        net = {"input_shape": [5], "num_outputs": 3, "num_classes": 3, "pixels": None, "models_sha256": ""}
+        about = {**net, "first_worker": worker}
         (site / "model.json").write_text(json.dumps(about))
     found = find_runs(tmp_path)
     assert ([run.path.name for run in found.runs], found.repeated) == (["site-0"], 0)
@@ -79,7 +80,8 @@ def test_sites_that_ended_their_run_apart_are_not_one_run(tmp_path: Path, write_
     """Each was left alone by the others: their last values of the workers contradict each other."""
     for worker, away, level in ((0, [2, 5], 0.7), (2, [0], 0.9), (5, [0], 0.9)):
         site = write_run(tmp_path / "run" / f"site-{worker}", data="site-{worker}.npz", split="natural", level=level)
-        about = {"input_shape": [5], "num_outputs": 3, "num_classes": 3, "pixels": None, "first_worker": worker}
+        net = {"input_shape": [5], "num_outputs": 3, "num_classes": 3, "pixels": None, "models_sha256": ""}
+        about = {**net, "first_worker": worker}
         (site / "model.json").write_text(json.dumps(about))
         summary = json.loads((site / "summary.json").read_text())
         (site / "summary.json").write_text(json.dumps({**summary, "workers_without_test": len(away)}))
