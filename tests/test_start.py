@@ -44,6 +44,24 @@ def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
     assert (counted.sent == traffic.sent).all() and counted.on_wire == 5
 
 
+def test_a_run_goes_on_with_the_samples_it_began_with(lab, tmp_path: Path):
+    def trained(out: str, rounds: int, **options) -> Path:
+        asked = lab.tiny(DPSGD(), data="digits", split="dirichlet:0.3", rounds=rounds, **options)
+        list(train(asked, replace(lab.cpu, out=tmp_path / out)))
+        return tmp_path / out / "partition.safetensors"
+
+    mine, others = trained("mine", 1), trained("others", 1, seed=2)
+    own = mine.read_bytes()
+    mine.write_bytes(others.read_bytes())
+    for rounds in (1, 2):
+        with pytest.raises(UserError, match=r"partition\.safetensors deals the samples otherwise .*: put the old file"):
+            trained("mine", rounds)
+    assert mine.read_bytes() == others.read_bytes(), "what was refused is left as it is"
+    mine.write_bytes(own)
+    trained("mine", 2)
+    assert mine.read_bytes() == own
+
+
 def test_the_rows_that_a_run_goes_on_from_are_let_go(lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     runtime, taken = replace(lab.cpu, out=tmp_path / "run"), []
     list(train(lab.tiny(DPSGD(), rounds=1), runtime))

@@ -40,13 +40,17 @@ def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirector
     directory = RunDirectory(path)
     if sharers.rank > 0:
         return directory
-    resume, data_digest = session.runtime.resume, session.everyone.data_digest
     if finished_rounds(path) >= session.ctx.rounds:
         # It is only read, and may lie where we cannot write.
-        directory.check(session.experiment, data_digest)
+        directory.check(session.experiment, session.everyone)
         return directory
     return RunDirectory.open(
-        path, session.experiment, held, resume=resume, patience=sharers.patience, data_digest=data_digest
+        path,
+        session.experiment,
+        held,
+        resume=session.runtime.resume,
+        patience=sharers.patience,
+        federation=session.everyone,
     )
 
 

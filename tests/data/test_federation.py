@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from manyheads.data import Dataset, Federation, Shards, arrays, federate, load
-from manyheads.data.federation import describe, saved_data_digest
+from manyheads.data.federation import describe, saved_data_digest, saved_other_partition
 from manyheads.data.partition import Dirichlet
 from manyheads.errors import UserError
+from manyheads.tree import fingerprint
 
 Make = Callable[..., Dataset]
 
@@ -163,7 +164,8 @@ def test_a_saved_partition_says_who_holds_what(digits: Dataset, tmp_path: Path, 
     with safe_open(path, "pt") as file:
         about = json.loads(file.metadata()["federation"])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    assert about == {"content": None}
+    assert about == {"content": None, "partition": fingerprint(made.indices())}
+    assert not saved_other_partition(path, made) and saved_other_partition(path, made.take([0]))
     assert tensors["ids"].tolist() == [2, 5]
     for part, shards in (("train", made.train), ("validation", made.validation), ("test", made.test)):
         assert tuple(tensors[f"{part}.offsets"].tolist()) == shards.offsets

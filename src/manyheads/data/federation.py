@@ -20,6 +20,7 @@ from manyheads.data.shards import Shards
 from manyheads.errors import UserError
 from manyheads.files import write_tensors
 from manyheads.randomness import generator
+from manyheads.tree import fingerprint
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,8 +95,10 @@ class Federation:
         return tensors
 
     def save(self, path: Path) -> None:
-        """Write the partition, without the pools, and the fingerprint of data that may change."""
-        write_tensors(path, self.indices(), {"federation": json.dumps({"content": self.data_digest})})
+        """Write the partition, without the pools, with its fingerprint and that of data that may change."""
+        held = self.indices()
+        about = {"content": self.data_digest, "partition": fingerprint(held)}
+        write_tensors(path, held, {"federation": json.dumps(about)})
 
     def _parts(self) -> dict[str, Shards]:
         return {"train": self.train, "validation": self.validation, "test": self.test}
@@ -148,16 +151,25 @@ def federate(
 
 def saved_data_digest(path: Path) -> str | None:
     """The fingerprint of the data that a partition was saved with; None: no fingerprint, or no partition."""
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            return json.loads(file.metadata()["federation"]).get("content")
-    except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError):
-        return None
+    return _saved(path, "content")
 
 
 def saved_with_other_data(path: Path, data_digest: str | None) -> bool:
     """Whether a partition was saved with the fingerprint of other data than ``data_digest``."""
     return saved_data_digest(path) not in (None, data_digest)
+
+
+def saved_other_partition(path: Path, federation: Federation) -> bool:
+    """Whether a partition was saved that gives workers other samples than the federation does."""
+    return _saved(path, "partition") not in (None, fingerprint(federation.indices()))
+
+
+def _saved(path: Path, name: str) -> str | None:
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return json.loads(file.metadata()["federation"]).get(name)
+    except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError):
+        return None
 
 
 def mean_floor(floors: Tensor) -> float | None:

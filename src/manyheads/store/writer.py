@@ -11,7 +11,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from manyheads.checkpoint import covers, latest_round
-from manyheads.data.federation import saved_with_other_data
+from manyheads.data.federation import Federation, saved_other_partition, saved_with_other_data
 from manyheads.errors import Transient, UserError
 from manyheads.experiment import Experiment, flat
 from manyheads.files import (
@@ -62,12 +62,11 @@ class RunDirectory:
         *,
         resume: bool,
         patience: float = 0.0,
-        data_digest: str | None = None,
+        federation: Federation | None = None,
     ) -> "RunDirectory":
         """Make a run directory, or continue one of the same experiment; anything else is refused and left as it is.
 
-        It is locked until ``held`` is closed. ``data_digest`` is the fingerprint of data that may have changed under
-        their name since.
+        It is locked until ``held`` is closed. ``federation``: what the run's data and split are now.
         """
         if resume and not path.exists():
             raise UserError(f"--resume: there is no {path}. Leave --resume out to start a run there.")
@@ -78,10 +77,10 @@ class RunDirectory:
             if not (path / EXPERIMENT).exists() and any(path.glob("[!.]*")):
                 raise UserError(f"{path} is not empty and not a run directory: choose another --out.")
         held.enter_context(locked(path, patience))
-        directory._begin_or_check(experiment, data_digest)
+        directory._begin_or_check(experiment, federation)
         return directory
 
-    def check(self, experiment: Experiment, data_digest: str | None) -> dict[str, Any]:
+    def check(self, experiment: Experiment, federation: Federation | None) -> dict[str, Any]:
         """Refuse if the directory is of another experiment, other data or other code; gives its experiment.json.
 
         Until there is something to continue from, code may change: its first mistakes show in the first round.
@@ -92,14 +91,20 @@ class RunDirectory:
                 f"{self.path} holds another experiment ({'; '.join(differences[:_NAMED_DIFFERENCES])}):"
                 " choose another --out, or give the options it was started with."
             )
-        if saved_with_other_data(self.path / PARTITION, data_digest):
+        partition, begun = self.path / PARTITION, finished_rounds(self.path) or latest_round(self.path / CHECKPOINT)
+        if federation is not None and saved_with_other_data(partition, federation.data_digest):
             raise UserError(
                 f"{self.path} was not begun on the data that {experiment.data} holds now: put the old data back, or"
                 " choose another --out."
             )
+        if federation is not None and begun and saved_other_partition(partition, federation):
+            raise UserError(
+                f"{partition} deals the samples otherwise than these options do: put the old file back, or choose"
+                " another --out."
+            )
         # Otherwise one learning curve would be of two different algorithms.
         name = self.changed_code(experiment)
-        if name and (finished_rounds(self.path) or latest_round(self.path / CHECKPOINT)):
+        if name and begun:
             raise UserError(
                 f"{self.path} was begun with different code in its {name}: put the old code back, or choose another"
                 " --out."
@@ -214,13 +219,13 @@ class RunDirectory:
         with disk_errors(path), path.open("ab") as file:
             file.write((to_json(value) + "\n").encode())
 
-    def _begin_or_check(self, experiment: Experiment, data_digest: str | None) -> None:
+    def _begin_or_check(self, experiment: Experiment, federation: Federation | None) -> None:
         """Write experiment.json, unless one is there: that one must be of the same run, on the same data."""
         for part in self.path.glob(".*.part"):
             part.unlink()
         path = self.path / EXPERIMENT
         if path.exists():
-            self.check(experiment, data_digest)
+            self.check(experiment, federation)
             rounds, done = experiment.recipe.rounds, latest_round(self.path / CHECKPOINT)
             if done > rounds > finished_rounds(self.path):
                 raise UserError(

@@ -144,9 +144,9 @@ class Runner:
         """A run of which only numbers reach the disk."""
         # Not the trial's own path, where new workers would look for a run with weights.
         path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
-        data_digest, record = session.everyone.data_digest, None
+        record = None
         with ExitStack() as held:
-            directory = RunDirectory.open(path, session.experiment, held, resume=False, data_digest=data_digest)
+            directory = RunDirectory.open(path, session.experiment, held, resume=False, federation=session.everyone)
             directory.cut_back(0)
             session.everyone.save(directory.path / PARTITION)
             for step in run(session, ended):
