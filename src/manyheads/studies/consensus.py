@@ -32,7 +32,7 @@ def _grid(size: Size) -> list[Trial]:
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
         "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. Solid: the paper's rate, which falls by 4 % per round. Dashed: "
-        f"the same initial rate, kept constant. {BANDS}"
+        f"the same initial rate, kept constant. All heads start equal. {BANDS}"
     )
     rows = []
     for data in results.values("data"):
