@@ -58,15 +58,18 @@ _SECONDS_PER_SAMPLE = {
 _GUESSED_SECONDS_PER_SAMPLE = 1e-3
 
 
-def knows_speed(model: object) -> bool:
-    """Whether the time a net takes for a mini-batch was ever measured."""
-    return isinstance(model, str) and model.partition(":")[0] in _SECONDS_PER_SAMPLE
-
-
 def step_seconds(model: object, batch_size: int) -> float:
     """What the simulated clock counts for a mini-batch of a net, which may be a name, a module or a factory."""
-    name = model.partition(":")[0] if isinstance(model, str) else ""
-    return _SECONDS_PER_SAMPLE.get(name, _GUESSED_SECONDS_PER_SAMPLE) * batch_size
+    return _SECONDS_PER_SAMPLE.get(_family(model), _GUESSED_SECONDS_PER_SAMPLE) * batch_size
+
+
+def is_guess(seconds: float | None, model: object, batch_size: int) -> bool:
+    """Whether nobody has measured or given the ``seconds`` that are counted for a mini-batch of a net."""
+    return _family(model) not in _SECONDS_PER_SAMPLE and seconds == step_seconds(model, batch_size)
+
+
+def _family(model: object) -> str:
+    return model.partition(":")[0] if isinstance(model, str) else ""
 
 
 def recipe_for(data: str, input_shape: tuple[int, ...]) -> Recipe:

@@ -39,7 +39,7 @@ from manyheads.network.in_process import InProcess
 from manyheads.network.meeting import join
 from manyheads.network.placement import Placement, blocks
 from manyheads.network.processes import Processes
-from manyheads.recipes import knows_speed, step_seconds
+from manyheads.recipes import is_guess
 from manyheads.sites import Sites
 from manyheads.topology import Mixing
 from manyheads.topology.mixing import without
@@ -290,7 +290,7 @@ def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterato
     recipe = experiment.recipe
     if in_sites:
         yield NOT_IN_SITES
-    elif experiment.step_seconds == step_seconds(recipe.model, recipe.batch_size) and not knows_speed(recipe.model):
+    elif is_guess(experiment.step_seconds, recipe.model, recipe.batch_size):
         guess = f"Simulated time: {experiment.step_seconds:g} s for a mini-batch is a guess"
         yield f"{guess}: give --step-seconds, which inspect speed measures."
     if model.constants:

@@ -15,7 +15,7 @@ from manyheads.experiment import Experiment
 from manyheads.metrics.clock import Clock, Speed, measure_step_seconds
 from manyheads.models import build
 from manyheads.network.in_process import InProcess
-from manyheads.recipes import RECIPES, knows_speed, step_seconds
+from manyheads.recipes import RECIPES, is_guess, step_seconds
 from manyheads.rounds import run, train
 from manyheads.topology import build_mixing
 
@@ -109,12 +109,12 @@ def test_a_resumed_run_shows_the_same_time(tmp_path: Path, lab: SimpleNamespace)
 
 def test_every_net_of_a_recipe_has_its_speed() -> None:
     for name, recipe in RECIPES.items():
-        assert knows_speed(recipe.model)
         full = Experiment(data=name).complete(recipe)
         assert full.step_seconds == step_seconds(recipe.model, recipe.batch_size) > 0
+        assert not is_guess(full.step_seconds, recipe.model, recipe.batch_size)
     assert step_seconds("mlp:200,100", 32) == 2 * step_seconds("mlp", 16)
-    assert not knows_speed("package.module:factory")
-    assert not knows_speed(nn.Linear(1, 1))
+    for own in ("package.module:factory", nn.Linear(1, 1)):
+        assert is_guess(step_seconds(own, 16), own, 16) and not is_guess(0.5, own, 16)
     assert Experiment(step_seconds=0.5).complete(RECIPES["digits"]).step_seconds == 0.5
 
 

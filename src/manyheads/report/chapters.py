@@ -1,13 +1,12 @@
 """What the report shows, chapter by chapter: which pictures are drawn of a setting and of the whole grid."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from manyheads.drawing import COLOURS, MOST_LINKS, Picture
-from manyheads.recipes import knows_speed, step_seconds
+from manyheads.recipes import is_guess
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, Setting, passes_over, shown, slugs
@@ -130,12 +129,13 @@ def _learning(name: str, comparison: Comparison, drawn: Sequence[_Drawn], floor:
         row.append(pictures.curves(f"{name}-{what}", lines, x_axis(x, lines), y, floor=floor, values=True))
         timed = what == "time"
         charts.append(lines)
+    options = [line.runs[0].options for line in drawn]
     explained = {
         f"{comparison.score_name.capitalize()} on each worker's own test samples, at the end of each round.": True,
         "Bands are the deviation over seeds.": len(comparison.seeds) > 1,
         "Dashed: needs a server.": any(line.dashed for line in drawn),
         "The time of a mini-batch is a guess: manyheads inspect speed measures it.": timed
-        and any(_is_guessed(line.runs[0].options) for line in drawn),
+        and any(is_guess(own.get("step_seconds"), own["model"], own["batch_size"]) for own in options),
         "A dotted level is a system that sends nothing.": any(line.level for lines in charts for line in lines),
         "Fine dots lead from a line that ends early to its name.": any(map(_end_apart, charts)),
     }
@@ -237,12 +237,6 @@ def _lines(drawn: Sequence[_Drawn], x: str, y: str) -> list[Line]:
 
 def _line(drawn: _Drawn, found: Curve) -> Line:
     return Line(drawn.label, drawn.colour, found.x, found.y, found.deviation, drawn.dashed)
-
-
-def _is_guessed(options: Mapping[str, Any]) -> bool:
-    """Whether nobody has measured or given the time that a run's net takes for a mini-batch."""
-    model, seconds = options["model"], options.get("step_seconds")
-    return not knows_speed(model) and seconds == step_seconds(model, options["batch_size"])
 
 
 def _end_apart(lines: Sequence[Line]) -> bool:
