@@ -69,7 +69,9 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
         # All of them end here: torchrun would keep a finished process waiting for the last one.
         whose = "this site has finished" if finished else "other sites have finished"
         others = "others have not" if finished else "this one has not"
-        raise UserError(f"{whose} {asked}, but {others}: give all of them more --rounds.")
+        # Where the rounds are part of the experiment, more of them would be another one.
+        then = "begin again with another --out" if session.experiment.uses_rounds else "give all of them more --rounds"
+        raise UserError(f"{whose} {asked}, but {others}: {then}.")
     what = f"{held} rounds, and its result is that of the last" if held > rounds else asked
     session.notes.append(f"{directory.path} already holds {what}: nothing to do.")
     return True

@@ -1,5 +1,7 @@
 """Machines that do not meet: one line and status 1, whatever keeps them from it. Mistakes are not repeated."""
 
+import base64
+import pickle
 import socket
 import subprocess
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.distributed import TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
@@ -51,6 +54,28 @@ def test_a_meeting_that_has_ended(endpoint: str) -> None:
     assert meeting.is_closed()
     with pytest.raises(SystemExit, match=r"^manyheads: the machines that met as 'mine' have ended: start .*$"):
         meeting.next_rendezvous()
+
+
+class Calls:
+    """Unpickled, it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_nobody_who_reaches_the_port_runs_code_here(endpoint: str, tmp_path: Path, damaged: bool) -> None:
+    meeting = meet(endpoint, is_host=True)
+    host, port = endpoint.split(":")
+    store = TCPStore(host, int(port), is_master=False, wait_for_workers=False)
+    state = pickle.dumps(Calls(tmp_path / "called"))
+    store.set("torch.rendezvous.mine", base64.b64encode(state[:-9] if damaged else state).decode())
+    with pytest.raises(SystemExit, match=f"^manyheads: {endpoint} holds something else than where the machines meet: "):
+        meeting.next_rendezvous()
+    assert not (tmp_path / "called").exists()
 
 
 def test_nobody_meets_again_after_a_mistake(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,12 @@
 """``torchrun --rdzv-backend manyheads``: like c10d, but one line says why machines cannot meet.
 
-After a user's mistake it also ends torchrun instead of restarting. torchrun finds it by the package's entry point and
-runs it before anything else of manyheads.
+After a user's mistake it also ends torchrun instead of restarting, and it lets nobody who reaches the port run code
+here. torchrun finds it by the package's entry point and runs it before anything else of manyheads.
 """
 
+import io
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,13 +17,24 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousHandler,
     RendezvousInfo,
     RendezvousParameters,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token, create_handler
 
 from manyheads.network.restarts import announce
 
 _LINGER_SECONDS = 2.0
+
+_IN_A_STATE = {
+    ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "_RendezvousState"),
+    ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "_NodeDesc"),
+    ("datetime", "datetime"),
+    ("datetime", "timedelta"),
+    ("datetime", "timezone"),
+    ("builtins", "set"),
+}
+"""All that the state of a meeting is made of."""
 
 
 def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
@@ -36,7 +49,49 @@ def _meet(params: RendezvousParameters) -> RendezvousHandler:
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with _one_line(params):
         backend, store = create_backend(params)
-        return _Meeting(create_handler(store, backend, params), params)
+        return _Meeting(create_handler(store, _Checked(backend), params), params)
+
+
+class _Checked(RendezvousBackend):
+    """torch's own backend, whose states are looked through before torch unpickles them.
+
+    Whoever reaches the port can write one, and a pickle can call any function.
+    """
+
+    def __init__(self, backend: RendezvousBackend) -> None:
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        return self._backend.name
+
+    def get_state(self) -> tuple[bytes, Token] | None:
+        found = self._backend.get_state()
+        if found is not None:
+            _look_through(found[0])
+        return found
+
+    def set_state(self, state: bytes, token: Token | None = None) -> tuple[bytes, Token, bool] | None:
+        found = self._backend.set_state(state, token)
+        if found is not None:
+            _look_through(found[0])
+        return found
+
+
+def _look_through(state: bytes) -> None:
+    """Refuse a pickle that names anything else than the state of a meeting is made of."""
+    try:
+        _State(io.BytesIO(state)).load()
+    except Exception as error:
+        # A damaged pickle fails in many ways.
+        raise RendezvousStateError(f"not the state of a meeting: {error}") from None
+
+
+class _State(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> type:
+        if (module, name) not in _IN_A_STATE:
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return super().find_class(module, name)
 
 
 class _Meeting(RendezvousHandler):
@@ -101,6 +156,11 @@ def _one_line(params: RendezvousParameters) -> Iterator[None]:
         raise SystemExit(
             f"manyheads: no answer from {params.endpoint}, where the machines meet: check that torchrun is running"
             " there and its port is open, and start again."
+        ) from None
+    except RendezvousStateError:
+        raise SystemExit(
+            f"manyheads: {params.endpoint} holds something else than where the machines meet: see who else reaches that"
+            " port, and start again with another."
         ) from None
     except RendezvousClosedError:
         raise SystemExit(
