@@ -63,6 +63,30 @@ def test_an_own_file_is_the_same_wherever_machines_keep_it(tmp_path: Path, write
     assert found.repeated == 1
 
 
+def test_a_file_that_was_overwritten_is_other_data(tmp_path: Path, write_run):
+    for seed, content in enumerate(("aa" * 9, "bb" * 9, "aa" * 9)):
+        path = write_run(tmp_path / f"run-{seed}", data="my.npz", seed=seed)
+        about = {"federation": json.dumps({"content": content})}
+        save_file({"ids": np.arange(8)}, path / "partition.safetensors", metadata=about)
+    names = [run.options["data"] for run in find_runs(tmp_path).runs]
+    assert names == ["my.npz", "my.npz bbbbbbbb", "my.npz"]
+    assert len(open_comparison(tmp_path).settings) == 2
+
+
+def test_objects_of_one_kind_are_told_apart(tmp_path: Path, write_run):
+    for seed, content in enumerate(("aa" * 9, "bb" * 9)):
+        path = write_run(tmp_path / f"run-{seed}", seed=seed) / "experiment.json"
+        arrays = {"kind": "arrays", "name": "arrays", "sha256": content}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "data": arrays}))
+    assert {str(setting) for setting in open_comparison(tmp_path).settings} == {"data arrays", "data arrays bbbbbbbb"}
+
+
+def test_only_some_of_the_runs_under_a_folder(tmp_path: Path, write_run):
+    shutil.copytree(write_run(tmp_path / "run"), tmp_path / "copy")
+    (found,) = find_runs(tmp_path, {tmp_path / "run"}).runs
+    assert found.path == tmp_path / "run", "although the copy comes first"
+
+
 def test_the_sites_of_a_run_are_one_run(tmp_path: Path, write_run):
     for worker in (0, 2, 5):
         site = write_run(tmp_path / "run" / f"site-{worker}", data="site-{worker}.npz", split="natural")

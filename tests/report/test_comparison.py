@@ -7,7 +7,8 @@ import pytest
 
 from manyheads.algorithms import DPSGD
 from manyheads.errors import UserError
-from manyheads.report.comparison import open_comparison, shown, slugs
+from manyheads.report.comparison import open_comparison
+from manyheads.report.naming import shown, slugs
 from manyheads.report.options import options_by_data
 from manyheads.rounds import run
 
@@ -41,6 +42,16 @@ def test_new_workers_are_told_apart_by_who_taught_them_and_averaged_over_seeds(t
     write_run(tmp_path / "on-another-graph", "join", {"learned_by": "deprl", "teacher": "another"})
     labels = [system.label for system in open_comparison(tmp_path).systems]
     assert labels[1:] == [f"New workers, learned by deprl, teacher {one}" for one in ("a deprl", "another")]
+
+
+def test_systems_are_compared_on_one_code_but_for_their_own(tmp_path: Path, write_run):
+    for name, model in (("deprl", "old"), ("local", "new")):
+        code = {"python": "3.11", "algorithm": name, "model": model}
+        (write_run(tmp_path / name, name) / "code.json").write_text(json.dumps(code))
+    with pytest.raises(UserError, match=r"^deprl and local under .* were run with different code in their model: move"):
+        open_comparison(tmp_path)
+    (tmp_path / "local" / "code.json").write_text(json.dumps({**code, "model": "old"}))
+    assert len(open_comparison(tmp_path).systems) == 2
 
 
 def test_a_seed_counts_once_and_for_one_code(tmp_path: Path, write_run):

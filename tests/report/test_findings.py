@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 
 from manyheads.algorithms import DPSGD, REGISTRY, attribute_of
+from manyheads.cli.tables import result_table
 from manyheads.report import write
 from manyheads.report.comparison import open_comparison
 from manyheads.report.findings import caveats, conditions, outcome, title, verdict
@@ -143,6 +144,16 @@ def test_of_one_seed_no_error_is_known(tmp_path: Path, write_run):
     _set(write_run(tmp_path / "one" / "a", "deprl"), accuracy_mean=0.9)
     _set(write_run(tmp_path / "one" / "b", "local"), accuracy_mean=0.8)
     assert "10.0 points ahead of Local (one seed: no error is known)." in outcome(open_comparison(tmp_path / "one"), 0)
+
+
+def test_a_lead_over_fewer_seeds_than_were_run_says_so(tmp_path: Path, write_run):
+    for seed, level in ((1, 0.9), (2, 0.5)):
+        _set(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed), accuracy_mean=level)
+    _set(write_run(tmp_path / "local", "local", seed=2), accuracy_mean=0.4)
+    said = outcome(open_comparison(tmp_path), 0)
+    assert "10.0 points ahead of Local (one seed that both have: no error is known)." in said
+    lines = result_table(open_comparison(tmp_path)).splitlines()
+    assert "* best; ± deviation over 1 to 2 seeds (behind the best: standard error)" in lines
 
 
 def test_a_mean_over_fewer_workers_says_so(tmp_path: Path, write_run):

@@ -1,5 +1,6 @@
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -143,3 +144,21 @@ def test_a_regression_is_reported_without_percent(tmp_path: Path, write_run):
     assert "score, mean over workers" in text and "score after the last round" in text
     assert "Which score is this?" in text
     assert "majority floor" not in text
+
+
+def test_what_an_earlier_report_has_left_goes_with_it(tmp_path: Path, write_run):
+    def files() -> set[str]:
+        return {path.name for folder in ("figures", "csv") for path in (tmp_path / folder).iterdir()}
+
+    write_run(tmp_path / "a", "deprl")
+    write_run(tmp_path / "b", "deprl", graph="full")
+    write(open_comparison(tmp_path))
+    both, own = files(), tmp_path / "figures" / "mine.png"
+    own.write_bytes(b"")
+    shutil.rmtree(tmp_path / "b")
+    write(open_comparison(tmp_path))
+    assert any("full" in name for name in both) and not any("full" in name for name in files())
+    assert own.exists(), "it is not the report's"
+    alone = write_run(tmp_path / "alone" / "a", "deprl").parent
+    write(open_comparison(alone))
+    assert files() - {"mine.png"} == {path.name for part in ("figures", "csv") for path in (alone / part).iterdir()}

@@ -107,6 +107,19 @@ def test_a_run_that_is_stopped_early_says_how_it_ends_there(lab: SimpleNamespace
     assert run.model(0) is not None and Run.open(tmp_path).finished
 
 
+def test_old_models_of_a_run_that_goes_on_are_not_taken_for_new(lab: SimpleNamespace, tmp_path: Path) -> None:
+    experiment, runtime = lab.tiny(DePRL(), rounds=2), replace(lab.cpu, out=tmp_path, checkpoint_every=1)
+    list(train(experiment, runtime))
+    for record in train(replace(experiment, rounds=9), runtime):
+        if record.round == 4:
+            break
+    run = Run.open(tmp_path, data=experiment.data)
+    with pytest.raises(UserError, match=r"was finished with 2 rounds and has gone on since: continue it to its end"):
+        run.model(0)
+    list(train(replace(experiment, rounds=9), runtime))
+    assert run.model(0) is not None
+
+
 def test_where_a_schedule_depends_on_the_rounds_none_can_end_early(lab: SimpleNamespace, tmp_path: Path) -> None:
     experiment, runtime = lab.tiny(DisPFL(), rounds=9), replace(lab.cpu, out=tmp_path)
     next(train(experiment, runtime))

@@ -4,7 +4,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -141,7 +140,7 @@ def _conclude(
     from manyheads.report import write
 
     try:
-        comparison = _compared(folder, jobs)
+        comparison = _compared(folder, [job for job in jobs if job.label not in failed])
         with waiting("drawing the report", quiet=quiet):
             page = write(comparison)
     except UserError:
@@ -174,8 +173,4 @@ def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
     from manyheads.report.collect import find_runs
     from manyheads.report.comparison import compare
 
-    found, paths = find_runs(folder), {job.path for job in jobs}
-    runs = [run for run in found.runs if run.path in paths]
-    if not runs:
-        raise UserError("no run is finished.")
-    return compare(replace(found, runs=runs))
+    return compare(find_runs(folder, {job.path for job in jobs}))

@@ -45,14 +45,15 @@ def run(args: argparse.Namespace) -> None:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)
     precision = Precision(asked.precision or "tf32")
     experiment = replace(resolve(asked, dataset.input_shape), precision=precision.name)
-    federation = federation_of(experiment, dataset)
-    plan = plan_memory(
-        initial_model(experiment, federation),
-        federation.train,
-        batch_size=experiment.recipe.batch_size,
-        precision=precision,
-        extra_rows=experiment.algorithm.extra_rows,
-    )
+    with waiting("trying the net"):
+        federation = federation_of(experiment, dataset)
+        plan = plan_memory(
+            initial_model(experiment, federation),
+            federation.train,
+            batch_size=experiment.recipe.batch_size,
+            precision=precision,
+            extra_rows=experiment.algorithm.extra_rows,
+        )
     device = pick_device(runtime.device) if torch.cuda.is_available() else torch.device("cpu")
     free = 1e9 * args.memory if args.memory else free_memory(device) if device.type == "cuda" else None
     lines, host = describe(plan), memory.available()

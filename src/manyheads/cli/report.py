@@ -24,7 +24,8 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.cli.text import columns
     from manyheads.report import open_comparison, write
 
-    comparison = open_comparison(args.directory)
+    with waiting("reading the runs"):
+        comparison = open_comparison(args.directory)
     for remark in comparison.remarks:
         print(f"note: {remark}")
     with waiting("drawing"):

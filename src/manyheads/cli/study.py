@@ -68,6 +68,7 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    from manyheads.cli.terminal import waiting
     from manyheads.cli.text import facts
     from manyheads.files import locked
     from manyheads.studies import STUDIES
@@ -80,13 +81,16 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.budget_seconds is not None and not args.budget_seconds > 0:
         raise UserError(f"--budget-seconds {args.budget_seconds:g} is not positive: give seconds above 0.")
-    size, trials = _asked(args)
     if args.dry_run:
-        print(_plan(trials, Records(folder), args))
+        with waiting("listing the runs", quiet=args.quiet):
+            plan = _plan(_asked(args)[1], Records(folder), args)
+        print(plan)
         return
+    size, trials = _asked(args)
     with locked(folder):
         errors = {} if args.report else _run(trials, folder, args)
-        _report(args.name, size, folder)
+        # A machine that only makes runs need not have what shows them.
+        _report(args.name, size, folder, quiet=args.quiet or not args.report)
     if errors:
         (first, why), *_ = errors.items()
         raise UserError(f"{counted(len(errors), 'run')} failed, the first {first}: {why}")
@@ -180,8 +184,9 @@ def _with_data(trials: "Sequence[Trial]", data_dir: Path | None, *, strict: bool
     return [trial for trial in trials if trial.data not in unread]
 
 
-def _report(name: str, size: "Size", folder: Path) -> None:
+def _report(name: str, size: "Size", folder: Path, *, quiet: bool) -> None:
     """Write the study's report, or that of every study of which something is recorded, and a list of them."""
+    from manyheads.cli.terminal import waiting
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, write_index
     from manyheads.studies.records import Records
@@ -192,9 +197,11 @@ def _report(name: str, size: "Size", folder: Path) -> None:
         print(f"no report: nothing is recorded in {records.folder}")
     for study in studies:
         try:
-            print(study.write(size, records, folder))
+            with waiting(f"reporting on {study.name}", quiet=quiet):
+                page = study.write(size, records, folder)
         except ModuleNotFoundError as error:
             print(f"no report here, as {error.name} is not installed; the records are in {records.folder}")
             return
+        print(page)
     if name == NAME and studies:
         print(write_index(studies, size, records, folder))

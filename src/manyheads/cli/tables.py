@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from manyheads.cli.text import table
 from manyheads.data.sites import is_site_path
-from manyheads.report.comparison import words
 from manyheads.report.findings import caveats, verdict
+from manyheads.report.naming import words
 from manyheads.report.table import headers, rows
 
 if TYPE_CHECKING:
@@ -37,11 +37,15 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
         text = table(_wrapped(titles[:count]), [row[:count] for row in body], named)
     several = len(comparison.systems) > 1
     marks = ["* best"] if several else []
-    if (seeds := len(comparison.seeds)) > 1:
+    counts, (seed, *others) = [len(runs) for runs in comparison.cells.values()], comparison.seeds
+    if max(counts) > 1:
         error = " (behind the best: standard error)" if several else ""
-        marks.append(f"± deviation over {seeds} seeds{error}")
+        number = " to ".join(map(str, sorted({min(counts), max(counts)})))
+        marks.append(f"± deviation over {number} seeds{error}")
+    elif others:
+        marks.append("one seed each, not the same one, so no deviation: run the others too")
     elif not is_site_path(comparison.shared.get("data")):
-        marks.append(f"one seed ({comparison.seeds[0]}), so no deviation: run others too")
+        marks.append(f"one seed ({seed}), so no deviation: run others too")
     lines = ["; ".join(marks)] if marks else []
     if several and (said := verdict(comparison)):
         lines.append(said)

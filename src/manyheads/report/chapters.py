@@ -9,8 +9,9 @@ from manyheads.drawing import COLOURS, MOST_LINKS, Picture
 from manyheads.recipes import is_guess
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, Setting, passes_over, shown, slugs
+from manyheads.report.comparison import Comparison, Setting, passes_over
 from manyheads.report.mixing import steady_mixing
+from manyheads.report.naming import shown, slugs
 from manyheads.report.numbers import (
     Curve,
     correlation,

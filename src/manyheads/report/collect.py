@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from manyheads.data import is_own_file
 from manyheads.data.federation import saved_data_digest
 from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError
+from manyheads.report.naming import shown
 from manyheads.store import Run
 from manyheads.store.layout import CODE, EXPERIMENT, MODEL, PARTITION, SIMILARITY, TUNING, read_object
 from manyheads.topology import is_graph
@@ -82,11 +83,14 @@ class Found:
     """Sites that ended their run apart from those whose result is used here."""
 
 
-def find_runs(folder: Path) -> Found:
-    """Read all runs under a folder; refuse one that holds no finished run, or something else that looks like one."""
+def find_runs(folder: Path, among: Collection[Path] | None = None) -> Found:
+    """Read all runs under a folder, or some ``among`` them.
+
+    A folder that holds no finished run, or something else that looks like one, is refused.
+    """
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder: give one that manyheads train or compare wrote.")
-    paths = list(_run_folders(folder))
+    paths = [path for path in _run_folders(folder) if among is None or path in among]
     if not paths and any(_run_folders(folder / TUNING)):
         raise UserError(
             f"{folder} only holds runs that --tune has tried so far: start the command that began it again, which goes"
@@ -99,9 +103,9 @@ def find_runs(folder: Path) -> Found:
     seen: set[tuple[str, int]] = set()
     unfinished: set[str] = set()
     repeated = 0
-    files: dict[str, str] = {}
+    names = _Names()
     for path in paths:
-        opened = _named_alike(Run.open(path), files)
+        opened = names.given(Run.open(path))
         description = opened.description
         name = json.dumps(description, sort_keys=True)
         if (run := _finished(opened)) is None:
@@ -129,12 +133,29 @@ def find_runs(folder: Path) -> Found:
     return Found(folder, runs, len(unfinished - sites.keys()), repeated, parted)
 
 
-def _named_alike(run: Run, files: dict[str, str]) -> Run:
-    """A run whose own data file is called as in the first run with the same content: machines keep it elsewhere."""
-    data = run.description["data"]
-    if not is_own_file(data) or is_site_path(data) or (digest := saved_data_digest(run.path / PARTITION)) is None:
-        return run
-    return Run(run.path, {**run.description, "data": files.setdefault(digest, data)}, {})
+class _Names:
+    """What data files and objects of Python are called: one content has one name, and each content its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def given(self, run: Run) -> Run:
+        """A run whose options have these names."""
+        named: dict[str, Any] = {
+            # ``kind`` alone is shown of it.
+            name: {"kind": self._name(shown(value), value["sha256"]), "sha256": value["sha256"]}
+            for name, value in run.description.items()
+            if isinstance(value, dict) and "sha256" in value
+        }
+        data = run.description["data"]
+        if is_own_file(data) and not is_site_path(data) and (digest := saved_data_digest(run.path / PARTITION)):
+            named["data"] = self._name(data, digest)
+        return Run(run.path, {**run.description, **named}, {}) if named else run
+
+    def _name(self, usual: str, content: str) -> str:
+        """The name that the first run with the content has, unless others have it with another content."""
+        taken = usual in self._known.values()
+        return self._known.setdefault(content, f"{usual} {content[:8]}" if taken else usual)
 
 
 def rejected(folder: Path) -> list[Finished]:

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,7 +14,7 @@ from manyheads.experiment import Experiment
 from manyheads.own_code import changed
 from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, Found, find_runs
-from manyheads.topology import brief
+from manyheads.report.naming import shown, slugs, words
 from manyheads.units import short
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
@@ -171,6 +170,8 @@ def compare(found: Found) -> Comparison:
         if here:
             _check_seeds(found.folder, system, here)
             cells[i, j] = tuple(sorted(here, key=lambda run: run.seed))
+    for j in range(len(settings)):
+        _check_code(found.folder, [cells[i, j][0] for i in range(len(systems)) if (i, j) in cells])
     return Comparison(
         folder=found.folder,
         systems=tuple(systems),
@@ -183,32 +184,6 @@ def compare(found: Found) -> Comparison:
         repeated=found.repeated,
         parted=tuple(_within(found.folder, path) for path in found.parted),
     )
-
-
-def words(name: str) -> str:
-    """A field's name as a person says it."""
-    return name.replace("_", " ")
-
-
-def shown(value: Any) -> str:
-    """An option's value for people: words and numbers as they are, objects by their kind."""
-    if isinstance(value, dict):
-        return " ".join(dict.fromkeys(str(value[part]) for part in ("kind", "name") if part in value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return "default" if value is None else brief(str(value))
-
-
-def slugs(labels: Iterable[str]) -> list[str]:
-    """Labels turned into file names, all different."""
-    found: list[str] = []
-    for label in labels:
-        name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "x"
-        numbered = (f"{name}-{number}" for number in itertools.count(len(found) + 1))
-        found.append(next(slug for slug in itertools.chain([name], numbered) if slug not in found))
-    return found
 
 
 def passes_over(run: Finished, name: str) -> bool:
@@ -273,6 +248,15 @@ def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None
             raise UserError(f"{pair} under {folder} were run with different code in their {name}: move one away.")
         if one.seed == other.seed:
             raise UserError(f"{pair} under {folder} are both {system.label} with seed {one.seed}: move one away.")
+
+
+def _check_code(folder: Path, runs: Sequence[Finished]) -> None:
+    """Refuse runs of different systems in one setting whose own code differs in more than the algorithm."""
+    for one, other in itertools.pairwise(runs):
+        before, after = ({name: run.code[name] for name in run.code if name != "algorithm"} for run in (one, other))
+        if name := changed(before, after):
+            pair = " and ".join(_within(folder, run.path) for run in (one, other))
+            raise UserError(f"{pair} under {folder} were run with different code in their {name}: move one away.")
 
 
 def _within(folder: Path, path: Path) -> str:

@@ -8,7 +8,8 @@ from manyheads.algorithms import attribute_of
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.join import Join
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, System, shown, words
+from manyheads.report.comparison import Comparison, System
+from manyheads.report.naming import shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
 from manyheads.units import counted, no_finer, plural, plus_minus
 
@@ -149,10 +150,12 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
     second, gap = lead
     mean = comparison.score(gap.mean)
     error = "" if gap.error is None else f" (standard error {no_finer(comparison.score(gap.error), mean)})"
+    fewer = any(gap.count < len(comparison.cells[i, setting]) for i in (best, second))
+    shared = " that both have" if fewer else ""
     noise = {
-        None: " (one seed: no error is known)",
-        True: "",
-        False: f", which {gap.count} seeds cannot tell from noise",
+        None: f" (one seed{shared}: no error is known)",
+        True: f" over the {gap.count} seeds{shared}" if fewer else "",
+        False: f", which {gap.count} seeds{shared} cannot tell from noise",
     }[lead.beyond_chance]
     margin = f"{mean}{' points' if comparison.unit else ''}{error}"
     ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))

@@ -4,8 +4,9 @@ import re
 from collections.abc import Callable, Iterable
 
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.comparison import Comparison
 from manyheads.report.findings import caveats
+from manyheads.report.naming import shown, words
 from manyheads.report.numbers import Stat, at_end, best_system, majority_floor
 from manyheads.units import no_finer
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.comparison import Comparison
+from manyheads.report.naming import shown, words
 from manyheads.report.numbers import number
 from manyheads.topology import Mixing, build_mixing
 

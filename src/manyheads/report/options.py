@@ -10,7 +10,8 @@ from manyheads.derived import SET_BY_COROLLARY, usual_options
 from manyheads.experiment import Experiment, option_defaults
 from manyheads.recipes import Recipe
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, System, shown, words
+from manyheads.report.comparison import Comparison, System
+from manyheads.report.naming import shown, words
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The HTML page, and the files beside it."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -10,8 +11,9 @@ import manyheads
 from manyheads.files import disk_errors, replacing
 from manyheads.report import findings, mixing, options, rates, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
-from manyheads.report.comparison import Comparison, shown, words
+from manyheads.report.comparison import Comparison
 from manyheads.report.latex import tabular
+from manyheads.report.naming import shown, words
 from manyheads.report.spreadsheets import csv_files
 
 NAME = "report.html"
@@ -45,6 +47,9 @@ def write(comparison: Comparison) -> Path:
         files[f"figures/{picture.name}.svg"] = picture.svg
         files[f"figures/{picture.name}.png"] = picture.png
         files[f"figures/{picture.name}.pdf"] = picture.pdf()
+    for name in _files_beside(comparison.folder / NAME) - files.keys():
+        # Of an earlier report, with other pictures: beside this one it would be taken for one of its own.
+        (comparison.folder / name).unlink(missing_ok=True)
     for name, content in {**files, NAME: page.encode()}.items():
         path = comparison.folder / name
         # It belongs to the runs that it is about: nobody can ask for another place.
@@ -53,6 +58,12 @@ def write(comparison: Comparison) -> Path:
             with replacing(path) as file:
                 file.write(content)
     return comparison.folder / NAME
+
+
+def _files_beside(page: Path) -> set[str]:
+    """The pictures and tables that a report, if there is one, leads to."""
+    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    return set(re.findall(r'href="((?:figures|csv)/[\w.-]+)"', text))
 
 
 def _render(

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, shown, slugs
+from manyheads.report.comparison import Comparison
 from manyheads.report.mixing import mixed_by
+from manyheads.report.naming import shown, slugs
 from manyheads.report.numbers import at_end, best_system, curve, difference
 from manyheads.report.options import used
 from manyheads.report.rates import tried

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, Setting, passes_over, shown
+from manyheads.report.comparison import Comparison, Setting, passes_over
+from manyheads.report.naming import shown
 from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor
 from manyheads.units import human_bytes, human_seconds, plus_minus, short
 

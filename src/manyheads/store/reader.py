@@ -30,6 +30,7 @@ from manyheads.store.layout import (
     read_object,
 )
 from manyheads.tree import shapes
+from manyheads.units import counted
 
 _ANEW = f"put it back, or delete {SUMMARY} and continue the run, which writes it again."
 
@@ -114,6 +115,9 @@ class Run:
             raise UserError(f"{missing[0]} is missing: {_ANEW}")
         if missing:
             raise UserError(f"{self.path} has no models yet: continue it to its end{self._sooner()}.")
+        if (ended := self.summary()) is not None and not finished_rounds(self.path):
+            has = f"was finished with {counted(ended['rounds'], 'round')} and has gone on since"
+            raise UserError(f"{self.path} {has}: continue it to its end{self._sooner()}.")
         if (described := read_object(path)) is None:
             raise UserError(f"{path} is damaged: {_ANEW}")
         return described
