@@ -97,7 +97,9 @@ def test_code_of_ones_own_is_compared(lab):
 
 def _sites(count: int) -> Any:
     """Processes that all see the files of the same four workers."""
-    return SimpleNamespace(count=count, tells_why=True, whose=None, gather_json=lambda seen: [[0, 1, 2, 3]] * count)
+    return SimpleNamespace(
+        count=count, tells_why=True, whose=None, gather_json=lambda seen: [dict.fromkeys("0123", "")] * count
+    )
 
 
 @pytest.mark.parametrize("kind", ["overlap", "reweighted"])

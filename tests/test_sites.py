@@ -5,14 +5,32 @@ from pathlib import Path
 
 import pytest
 
+from manyheads.data.sites import seen
 from manyheads.errors import UserError
 from manyheads.sites import Sites, place, refuse_others, resume_round, whose
 
 
+def _marked(seen: list[list[int]]) -> list[dict[str, str]]:
+    return [{str(worker): f"the file of {worker}" for worker in workers} for workers in seen]
+
+
 def test_a_worker_is_where_its_file_is() -> None:
-    assert place([[3], [0, 1], [2]]) == (range(3, 4), range(2), range(2, 3))
-    assert place([[2, 3], [0, 1], [2, 3]]) == (range(2, 3), range(2), range(3, 4))
-    assert place([[0, 1, 2]]) == (range(3),)
+    assert place(_marked([[3], [0, 1], [2]])) == (range(3, 4), range(2), range(2, 3))
+    assert place(_marked([[2, 3], [0, 1], [2, 3]])) == (range(2, 3), range(2), range(3, 4))
+    assert place(_marked([[0, 1, 2]])) == (range(3),)
+
+
+def test_two_sites_may_not_number_their_workers_alike(tmp_path: Path) -> None:
+    def site(name: str) -> dict[str, str]:
+        (tmp_path / name).mkdir()
+        for worker in range(2):
+            (tmp_path / name / f"s-{worker}.npz").write_bytes(b"as large")
+        return seen(str(tmp_path / name / "s-{worker}.npz"), 2)
+
+    here = site("here")
+    assert place([here, here]) == (range(1), range(1, 2)), "two processes of one site"
+    with pytest.raises(UserError, match="two sites have a file of worker 0, and not the same one: give every worker"):
+        place([here, site("there")])
 
 
 def test_a_process_is_known_by_its_workers_and_their_files() -> None:
@@ -21,7 +39,7 @@ def test_a_process_is_known_by_its_workers_and_their_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "message"),
+    ("workers", "message"),
     [
         ([[0], []], "a process sees no worker's file, the others see those of worker 0: "),
         ([[], []], "a process sees no worker's file, the others see none either: "),
@@ -33,9 +51,9 @@ def test_a_process_is_known_by_its_workers_and_their_files() -> None:
         ([[0], [0]], "2 processes for 1 worker:"),
     ],
 )
-def test_places_that_make_no_sense(seen: list[list[int]], message: str) -> None:
+def test_places_that_make_no_sense(workers: list[list[int]], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        place(seen)
+        place(_marked(workers))
 
 
 def test_the_round_to_go_on_from() -> None:

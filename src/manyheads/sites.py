@@ -1,7 +1,7 @@
 """Sites: processes that keep their workers' data to themselves, and go on without one of them where they must."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,19 @@ def whose(placement: Placement, files: str) -> list[str]:
     return [f"{_workers(workers)} ({_files(files, workers)})" for workers in placement]
 
 
-def place(seen: Sequence[Sequence[int]]) -> Placement:
-    """Who hosts whom, from the workers whose files each process sees.
+def place(marked: Sequence[Mapping[str, str]]) -> Placement:
+    """Who hosts whom, from the workers whose files each process sees, with the files' marks.
 
     A worker is where its file is. Processes that see the same files, on one host, share them out.
     """
+    known: dict[str, str] = {}
+    for worker, mark in (file for files in marked for file in files.items()):
+        if known.setdefault(worker, mark) != mark:
+            raise UserError(
+                f"two sites have a file of worker {worker}, and not the same one: give every worker of all sites a"
+                " number of its own, and --workers their sum."
+            )
+    seen = [[*map(int, files)] for files in marked]
     placement: dict[int, range] = {}
     taken: dict[int, int] = {}
     for files in dict.fromkeys(map(tuple, seen)):
