@@ -1,6 +1,7 @@
 """Sites: processes that keep their workers' data to themselves, and go on without one of them where they must."""
 
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -126,11 +127,11 @@ def place(marked: Sequence[Mapping[str, str]]) -> Placement:
 def resume_round(kept: Sequence[Sequence[int]]) -> int:
     """The round to go on from, from the rounds whose checkpoints each process has.
 
-    The last round that all have. If there is none, some site was away for long: then it is the last round that any site
-    has, and the one that was away continues with the state it had.
+    The last round that all have. If there is none, some site was away for long: then it is the last round that most
+    have, and the one that was away continues with the state it had.
     """
-    common = set(kept[0]).intersection(*kept[1:])
-    return max(common) if common else max((round for rounds in kept for round in rounds), default=0)
+    having = Counter(round for rounds in kept for round in set(rounds))
+    return max(having, key=lambda round: (having[round], round), default=0)
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
