@@ -48,6 +48,12 @@ def test_nobody_where_they_meet(endpoint: str) -> None:
         meet(endpoint, is_host=False)
 
 
+def test_something_else_listens_where_they_meet(endpoint: str) -> None:
+    host, port = endpoint.split(":")
+    with socket.create_server((host, int(port))), pytest.raises(SystemExit, match=r"^manyheads: no answer from "):
+        meet(endpoint, is_host=False, read_timeout=1)
+
+
 def test_a_meeting_that_has_ended(endpoint: str) -> None:
     meeting = meet(endpoint, is_host=True)
     meeting.set_closed()

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -43,13 +44,32 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 
 
 def _meet(params: RendezvousParameters) -> RendezvousHandler:
-    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
-
     # Else torchrun (as of 2.13) can neither go on without the machine of process 0 nor take in one that comes later.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     with _one_line(params):
-        backend, store = create_backend(params)
+        backend, store = _backend(params)
         return _Meeting(create_handler(store, _Checked(backend), params), params)
+
+
+def _backend(params: RendezvousParameters) -> tuple[RendezvousBackend, Store]:
+    """torch's own, with a limit: something else may listen there and never answer."""
+    from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import create_backend
+
+    from manyheads.network.processes import ask
+
+    def make() -> tuple[RendezvousBackend, Store] | Exception:
+        try:
+            return create_backend(params)
+        except Exception as error:
+            return error
+
+    # As long as torch itself tries at most: to connect, and to read.
+    made = ask(make, 2 * (params.get_as_int("read_timeout", 60) or 60) + _LINGER_SECONDS)
+    if made is None:
+        raise RendezvousConnectionError
+    if isinstance(made, Exception):
+        raise made
+    return made
 
 
 class _Checked(RendezvousBackend):
