@@ -121,6 +121,13 @@ def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureF
     assert not any("best" in line for line in lines)
 
 
+def test_more_rounds_than_asked_for_are_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
+    words = ["local", *SMALL, "--seeds", "2", "--out", "all"]
+    assert not any("beyond" in line for line in _compare(capsys, *words, "--rounds", "3"))
+    said = "note: 1 run had gone beyond the rounds asked for, and their results are the last."
+    assert said in _compare(capsys, *words, "--rounds", "2")
+
+
 def test_one_seed_is_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
     lines = _compare(capsys, "local", *SMALL, "--seeds", "2", "--out", "two")
     assert "one seed (2), so no deviation: run others too" in lines

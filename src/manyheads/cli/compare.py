@@ -138,6 +138,8 @@ def _conclude(
     from manyheads.cli.terminal import waiting
     from manyheads.cli.text import columns
     from manyheads.report import write
+    from manyheads.store.layout import finished_rounds
+    from manyheads.units import counted
 
     try:
         comparison = _compared(folder, [job for job in jobs if job.label not in failed])
@@ -148,8 +150,11 @@ def _conclude(
         if not failed:
             raise
     else:
+        longer = sum(finished_rounds(job.path) > job.rounds for job in jobs)
+        said = f"note: {counted(longer, 'run')} had gone beyond the rounds asked for, and their results are the last."
+        tables = [*tuning_tables(tuned, comparison), result_table(comparison, columns()), *[said] * bool(longer)]
         print()
-        print(*tuning_tables(tuned, comparison), result_table(comparison, columns()), page, sep="\n\n")
+        print(*tables, page, sep="\n\n")
     if failed:
         reason = next(iter(failed.values())).error
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
