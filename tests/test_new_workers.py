@@ -147,7 +147,8 @@ def test_what_is_joined_names_the_run(lab: SimpleNamespace, tmp_path: Path) -> N
     one = open_join(source, five, lab.cpu).experiment
     assert (one.workers, one.rounds, one.algorithm.name) == (5, 10, "join")
     assert isinstance(one.algorithm, Join) and one.algorithm.learned_by == "deprl"
-    assert one.algorithm.teacher == replace(source.experiment, seed=0).run_id, "one name for all seeds of a run"
+    name = f"{replace(source.experiment, seed=0).run_id}-{source.experiment.rounds}"
+    assert one.algorithm.teacher == name, "one for all seeds of a run, but not for all of its rounds"
     assert open_join(source, five, lab.cpu).experiment == one
     assert open_join(source, replace(five, representation="mean"), lab.cpu).experiment.run_id != one.run_id
     longer = _trained(lab, tmp_path / "run", data=source.experiment.data, rounds=7)

@@ -177,8 +177,8 @@ def _experiment(learned: Learned, new: NewWorkers) -> Experiment:
         source,
         algorithm=Join(
             learned_by=source.algorithm.name,
-            # Runs that differ only in their seed are the same teacher.
-            teacher=replace(source, seed=0).run_id,
+            # Runs that differ only in their seed are the same teacher; a run's id says nothing about its rounds.
+            teacher=f"{replace(source, seed=0).run_id}-{learned.rounds}",
             learned=learned.fingerprint,
             representation=new.representation,
         ),

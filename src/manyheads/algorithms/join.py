@@ -20,7 +20,7 @@ class Join(Algorithm):
     learned_by: str = ""
     """The algorithm of the run that learned the representation."""
     teacher: str = ""
-    """Id of that run but for its seed."""
+    """Id of that run but for its seed, and its rounds."""
     learned: str = ""
     """A fingerprint of the representation itself."""
     representation: Literal["own", "mean"] = "own"
