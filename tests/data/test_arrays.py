@@ -22,6 +22,14 @@ def save(folder: Path, **content: object) -> Path:
     return path
 
 
+def test_masked_values_are_refused() -> None:
+    x = np.ma.masked_array(np.ones((4, 2)), mask=False)
+    assert len(arrays.from_arrays(x, [0, 1, 0, 1], x, [0, 1, 0, 1]).x_train) == 4, "nothing is masked"
+    x[1, 1] = np.ma.masked
+    with pytest.raises(UserError, match="values are masked, but every sample is used: give an array without a mask"):
+        arrays.from_arrays(x, [0, 1, 0, 1], x, [0, 1, 0, 1])
+
+
 @pytest.mark.parametrize("kind", ["U", "S"])
 def test_npz_with_split_and_users(tmp_path: Path, kind: str) -> None:
     split = np.where(np.arange(50) < 40, "train", "test").astype(kind)

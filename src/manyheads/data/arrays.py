@@ -306,4 +306,7 @@ def _numbered(users: np.ndarray) -> Tensor:
 
 
 def _numpy(values: Array) -> np.ndarray:
+    if np.ma.is_masked(values):
+        # Without its mask an array holds numbers that are not meant.
+        raise UserError("values are masked, but every sample is used: give an array without a mask, or fill it.")
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
