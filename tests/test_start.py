@@ -5,7 +5,8 @@ import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from manyheads.jobs import Job
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
 from manyheads.session import Session
-from manyheads.start import begin_or_resume, restore
+from manyheads.start import begin_or_resume, is_finished, restore
 from manyheads.store import Run, RunDirectory
 from manyheads.tree import add_prefix, strip_prefix
 
@@ -60,6 +61,20 @@ def test_a_run_goes_on_with_the_samples_it_began_with(lab, tmp_path: Path):
     mine.write_bytes(own)
     trained("mine", 2)
     assert mine.read_bytes() == own
+
+
+@pytest.mark.parametrize(("uses_rounds", "cure"), [(False, "give all of them more --rounds"), (True, "begin again")])
+def test_sites_of_which_only_some_have_finished_say_how_to_go_on(tmp_path: Path, uses_rounds: bool, cure: str):
+    """More rounds are another experiment where its numbers depend on them."""
+    session: Any = SimpleNamespace(
+        ctx=SimpleNamespace(rounds=3),
+        sharers=SimpleNamespace(rank=0),
+        processes=SimpleNamespace(total=lambda finished: 1, count=2),
+        sites=True,
+        experiment=SimpleNamespace(uses_rounds=uses_rounds),
+    )
+    with pytest.raises(UserError, match=f"other sites have finished the 3 rounds asked for, but this one .*: {cure}"):
+        is_finished(session, RunDirectory(tmp_path))
 
 
 def test_the_rows_that_a_run_goes_on_from_are_let_go(lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -121,10 +121,24 @@ def test_of_one_system_the_legend_explains_what_is_there(capsys: pytest.CaptureF
     assert not any("best" in line for line in lines)
 
 
+def test_a_run_that_is_refused_is_no_part_of_the_table(capsys: pytest.CaptureFixture, undrawn: None) -> None:
+    def write(level: float) -> None:
+        np.savez("my.npz", x=np.full((60, 4), level, np.float32), y=np.arange(60) % 3)
+
+    words = ["local", *SMALL, "--data", "my.npz", "--out", "all", "--seeds"]
+    write(1.0)
+    _compare(capsys, *words, "5")
+    write(2.0)
+    assert main(["compare", *words, "5", "6"]) == 2
+    caught = capsys.readouterr()
+    assert "1 failed: local" in caught.err and "was not begun on the data" in caught.err
+    assert "one seed (6), so no deviation" in caught.out, "seed 5 has seen other data"
+
+
 def test_more_rounds_than_asked_for_are_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
     words = ["local", *SMALL, "--seeds", "2", "--out", "all"]
-    assert not any("beyond" in line for line in _compare(capsys, *words, "--rounds", "3"))
-    said = "note: 1 run had gone beyond the rounds asked for, and their results are the last."
+    assert not any("more rounds" in line for line in _compare(capsys, *words, "--rounds", "3"))
+    said = "note: 1 run had more rounds than asked for, and the last is shown."
     assert said in _compare(capsys, *words, "--rounds", "2")
 
 

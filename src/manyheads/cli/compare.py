@@ -150,11 +150,11 @@ def _conclude(
         if not failed:
             raise
     else:
-        longer = sum(finished_rounds(job.path) > job.rounds for job in jobs)
-        said = f"note: {counted(longer, 'run')} had gone beyond the rounds asked for, and their results are the last."
-        tables = [*tuning_tables(tuned, comparison), result_table(comparison, columns()), *[said] * bool(longer)]
+        said = [*tuning_tables(tuned, comparison), result_table(comparison, columns())]
+        if longer := sum(finished_rounds(job.path) > job.rounds for job in jobs):
+            said.append(f"note: {counted(longer, 'run')} had more rounds than asked for, and the last is shown.")
         print()
-        print(*tables, page, sep="\n\n")
+        print(*said, page, sep="\n\n")
     if failed:
         reason = next(iter(failed.values())).error
         raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")

@@ -61,6 +61,7 @@ def _backend(params: RendezvousParameters) -> tuple[RendezvousBackend, Store]:
         try:
             return create_backend(params)
         except Exception as error:
+            # Raised below: here it would only be printed, by a thread that nobody waits for any more.
             return error
 
     # As long as torch itself tries at most: to connect, and to read.
@@ -108,6 +109,8 @@ def _look_through(state: bytes) -> None:
 
 
 class _State(pickle.Unpickler):
+    """Reads nothing but the state of a meeting."""
+
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in _IN_A_STATE:
             raise pickle.UnpicklingError(f"it names {module}.{name}")
