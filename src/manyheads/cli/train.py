@@ -24,8 +24,8 @@ examples:
   manyheads train d-psgd --data my.npz --model package.module:factory
   manyheads train --from runs/mine --seed 2
 
-A value in [brackets] is the default; an option without one also takes 'auto', which leaves it to data, net or device.
-A run that was stopped, killed or given more rounds is continued by the same command.
+A value in [brackets] is the default. Where the default depends on data, net or device, 'auto' asks for it. A run that
+was stopped, killed or given more rounds is continued by the same command.
 """
 
 
