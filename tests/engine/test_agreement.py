@@ -180,6 +180,19 @@ def test_some_workers_only(small, phase, net):
         assert moved == list(p.params)
 
 
+def test_a_minimum_is_stayed_at(problem, phase):
+    """There the squared norm of a gradient is the sum of terms that cancel, and may be rounded below zero."""
+
+    def linear(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+        return nn.Sequential(nn.Linear(input_shape[0], num_outputs))
+
+    p = problem(linear, input_shape=(3,), sizes=(60,) * 6, batch_size=60, head="all", dtype=torch.float32)
+    descent = phase(amount=Epochs(500), optimizer=SGD(0.5, momentum=0.9, clip=10.0))
+    expected, *others = fits(p, descent, ("loop", "chain", "vmap"))
+    for fit in others:
+        assert_agree(fit, expected, 1e-4)
+
+
 def test_numbers_as_targets(problem, phase):
     """A regression on two numbers a sample, as stacked as labels."""
     p = problem("mlp:5")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyheads.engine.phase import SGD, Phase, Steps, cross_entropy, single_head
-from manyheads.engine.sgd import Descent, clip_
+from manyheads.engine.sgd import Descent, clip_, clip_factors
 
 
 def descent(weight: list[list[float]], sgd: SGD, **extra) -> Descent:
@@ -22,6 +22,11 @@ def test_clip_is_over_all_leaves_of_each_worker():
     torch.testing.assert_close(
         gradients["b"][:, 0, 0], torch.tensor([0.8, 0.4, 0.0], dtype=torch.float64), rtol=1e-6, atol=0
     )
+
+
+def test_a_squared_norm_that_is_rounded_below_zero_clips_nothing():
+    assert clip_factors(torch.tensor([-1e-9, 0.0, 4.0]), 1.0).tolist() == pytest.approx([1.0, 1.0, 0.5])
+    assert clip_factors(torch.tensor([torch.nan]), 1.0).isnan().all(), "what is not a number is not hidden"
 
 
 def test_decay_comes_after_the_clip_and_enters_momentum():

@@ -17,8 +17,11 @@ def one_by_one(terms: Sequence[Tensor]) -> Tensor:
 
 
 def clip_factors(square_norms: Tensor, limit: float) -> Tensor:
-    """What each worker's gradient is multiplied by, [W], from its squared norm [W]."""
-    return (limit / (square_norms.sqrt() + 1e-6)).clamp(max=1.0)
+    """What each worker's gradient is multiplied by, [W], from its squared norm [W].
+
+    A sum of products that cancel, as at a minimum, may be rounded to less than zero.
+    """
+    return (limit / (square_norms.clamp(min=0).sqrt() + 1e-6)).clamp(max=1.0)
 
 
 def clip_(gradients: Params, limit: float) -> None:
