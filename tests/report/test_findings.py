@@ -11,6 +11,7 @@ from manyheads.cli.tables import result_table
 from manyheads.report import write
 from manyheads.report.comparison import open_comparison
 from manyheads.report.findings import caveats, conditions, outcome, title, verdict
+from manyheads.report.table import rows
 
 
 def _set(path: Path, **values: float | None) -> None:
@@ -151,9 +152,27 @@ def test_a_lead_over_fewer_seeds_than_were_run_says_so(tmp_path: Path, write_run
         _set(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed), accuracy_mean=level)
     _set(write_run(tmp_path / "local", "local", seed=2), accuracy_mean=0.4)
     said = outcome(open_comparison(tmp_path), 0)
-    assert "10.0 points ahead of Local (one seed that both have: no error is known)." in said
+    assert "10.0 points ahead of Local (one seed that all have: no error is known)." in said
     lines = result_table(open_comparison(tmp_path)).splitlines()
     assert "* best; ± deviation over 1 to 2 seeds (behind the best: standard error)" in lines
+
+
+def test_the_best_is_best_over_the_seeds_that_all_have(tmp_path: Path, write_run):
+    """Its own mean may be higher for an easier seed alone."""
+    for algorithm, scores in {"deprl": {1: 0.9, 2: 0.5}, "local": {2: 0.6, 3: 0.55}}.items():
+        for seed, level in scores.items():
+            _set(write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed), accuracy_mean=level)
+    comparison = open_comparison(tmp_path)
+    assert outcome(comparison, 0).startswith("Local reaches 57.5 ± 3.5 %")
+    assert "10.0 points ahead of DePRL (one seed that all have: no error is known)." in outcome(comparison, 0)
+    seeds = {row.label: row.cells[-1].text for row in rows(comparison)}
+    assert (seeds["DePRL"], seeds["Local"]) == ("1, 2", "2, 3"), "over which each mean is"
+
+
+def test_without_a_common_seed_none_is_the_best(tmp_path: Path, write_run):
+    for seed, algorithm in enumerate(("deprl", "local")):
+        write_run(tmp_path / algorithm, algorithm, seed=seed)
+    assert outcome(open_comparison(tmp_path), 0) == "The systems have no seed in common: none is named the best."
 
 
 def test_a_mean_over_fewer_workers_says_so(tmp_path: Path, write_run):

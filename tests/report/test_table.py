@@ -57,14 +57,14 @@ def test_a_deviation_is_no_finer_than_its_mean_wherever_it_is_shown(tmp_path: Pa
     assert r"DePRL & $\mathbf{0.0559} \pm 0.0004$" in tabular(comparison)
 
 
-def test_the_number_of_seeds_is_shown_where_it_differs(tmp_path: Path, write_run):
+def test_seeds_are_shown_where_they_differ(tmp_path: Path, write_run):
     for seed in (1, 2):
         write_run(tmp_path / str(seed), seed=seed)
     assert table.headers(open_comparison(tmp_path))[-1] == "time"
     write_run(tmp_path / "local", "local")
     comparison = open_comparison(tmp_path)
     assert table.headers(comparison)[-1] == "seeds"
-    assert [row.cells[-1].text for row in table.rows(comparison)] == ["2", "1", "–"]
+    assert [row.cells[-1].text for row in table.rows(comparison)] == ["1, 2", "1", "–"]
 
 
 def test_the_time_says_what_it_measures():

@@ -87,16 +87,29 @@ def _over_seeds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return values.mean(0), values.std(0, ddof=1) if len(values) > 1 else np.zeros(values.shape[1])
 
 
+def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
+    """For each group the runs whose seeds all groups have."""
+    groups = list(groups)
+    shared = set.intersection(*({run.seed for run in group} for group in groups)) if groups else set()
+    return [[run for run in group if run.seed in shared] for group in groups]
+
+
 def best_system(
     comparison: Comparison, setting: int, metric: str = "accuracy_mean", *, highest: bool = True
 ) -> int | None:
-    """Which system is ahead in a setting."""
-    means = {
-        i: found.mean
-        for i in range(len(comparison.systems))
-        if (found := at_end(comparison.cells.get((i, setting), ()), metric)) is not None
-    }
+    """Which system is ahead in a setting, over the seeds that all of them have; None: they share none."""
+    means = {i: found.mean for i, runs in _alike(comparison, setting, metric).items() if (found := at_end(runs, metric))}
     return (max if highest else min)(means, key=means.__getitem__, default=None)
+
+
+def _alike(comparison: Comparison, setting: int, metric: str) -> dict[int, list[Finished]]:
+    """The runs of each system that has the metric, of the seeds that all these systems have."""
+    measured = {
+        i: runs
+        for i in range(len(comparison.systems))
+        if (runs := [r for r in comparison.cells.get((i, setting), ()) if number(r.summary.get(metric)) is not None])
+    }
+    return dict(zip(measured, shared_seeds(measured.values()), strict=True))
 
 
 def majority_floor(runs: Iterable[Finished]) -> Stat | None:
@@ -105,13 +118,13 @@ def majority_floor(runs: Iterable[Finished]) -> Stat | None:
 
 
 def difference(comparison: Comparison, setting: int, system: int, other: int) -> Stat | None:
-    """Accuracy of one system minus another's, seed by seed: they share data, graph and first weights."""
-    ours, theirs = (
-        {run.seed: number(run.summary.get("accuracy_mean")) for run in comparison.cells.get((i, setting), ())}
-        for i in (system, other)
-    )
-    pairs = [(ours[seed], theirs[seed]) for seed in ours.keys() & theirs.keys()]
-    return stat(a - b for a, b in pairs if a is not None and b is not None)
+    """Accuracy of one system minus another's, over the seeds that all have, one by one.
+
+    Of one seed they share data, graph and first weights.
+    """
+    alike = _alike(comparison, setting, "accuracy_mean")
+    ours, theirs = ({run.seed: run.summary["accuracy_mean"] for run in alike.get(i, ())} for i in (system, other))
+    return stat(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys())
 
 
 def number(value: Any) -> float | None:

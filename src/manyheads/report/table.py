@@ -143,7 +143,7 @@ def _cells(comparison: Comparison, system: int, setting: int) -> list[Cell]:
     if several:
         cells.insert(1, _behind(comparison, system, setting))
     if _uneven(comparison):
-        cells.append(Cell(str(len(runs)), len(runs)))
+        cells.append(Cell(", ".join(str(run.seed) for run in runs), len(runs)))
     return cells
 
 
@@ -163,5 +163,5 @@ def _behind(comparison: Comparison, system: int, setting: int) -> Cell:
 
 
 def _uneven(comparison: Comparison) -> bool:
-    """Whether not every mean is over the same number of seeds."""
-    return len({len(runs) for runs in comparison.cells.values()}) > 1
+    """Whether not every mean is over the same seeds."""
+    return len({frozenset(run.seed for run in runs) for runs in comparison.cells.values()}) > 1

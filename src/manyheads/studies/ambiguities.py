@@ -14,10 +14,10 @@ import numpy as np
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, Ditto, FedAvg, FedRep, FedRoD, title_of
 from manyheads.data.dataset import RAW
 from manyheads.report.collect import Finished
-from manyheads.report.numbers import number, stat
+from manyheads.report.numbers import number, shared_seeds, stat
 from manyheads.studies.published import Place, accuracies, data_title
 from manyheads.studies.records import sizes
-from manyheads.studies.results import NOTHING, Report, Results, in_percent, percent, points, shared_seeds
+from manyheads.studies.results import NOTHING, Report, Results, in_percent, percent, points
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 

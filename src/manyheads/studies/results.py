@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.drawing import Picture
 from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
-from manyheads.report.numbers import Stat, at_end, majority_floor, number
+from manyheads.report.numbers import Stat, at_end, majority_floor, number, shared_seeds
 from manyheads.report.spreadsheets import csv_text
 from manyheads.studies.published import DATA, STAND_IN
 from manyheads.studies.records import Records
@@ -106,13 +106,6 @@ class Results:
         if any(trial.data in DATA.values() for trial in self.trials):
             said.append(STAND_IN)
         return " ".join(said)
-
-
-def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
-    """For each group the runs whose seeds all groups have."""
-    groups = list(groups)
-    shared = set.intersection(*({run.seed for run in group} for group in groups)) if groups else set()
-    return [[run for run in group if run.seed in shared] for group in groups]
 
 
 def percent(stat: Stat | None) -> str:

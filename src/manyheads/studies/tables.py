@@ -14,10 +14,10 @@ from typing import Any
 from manyheads.algorithms import title_of
 from manyheads.new_workers import NewWorkers
 from manyheads.report.collect import Finished
-from manyheads.report.numbers import Stat, at_end
+from manyheads.report.numbers import Stat, at_end, shared_seeds
 from manyheads.studies.gaps import Gap, Panel, side_by_side
 from manyheads.studies.published import REPLACED, Cell, Place, accuracies, data_title
-from manyheads.studies.results import Report, Results, beside, in_percent, percent, points, shared_seeds
+from manyheads.studies.results import Report, Results, beside, in_percent, percent, points
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial, joined
 
