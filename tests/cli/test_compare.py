@@ -327,6 +327,16 @@ def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.Capture
 
 
 @pytest.mark.usefixtures("without_pictures")
+def test_a_run_that_looks_at_its_number_of_rounds_cannot_be_extended(capsys: pytest.CaptureFixture) -> None:
+    """The folder would hold it twice, and no report could be about both."""
+    words = ["deprl", "dispfl", *SMALL, "--seeds", "1", "--out", "all"]
+    _compare(capsys, *words)
+    _compare(capsys, *words)
+    assert main(["compare", *words, "--rounds", "3"]) == 2
+    assert "all holds a report on runs that are not asked for here, such as dispfl-" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("without_pictures")
 def test_runs_that_no_report_is_about_are_in_nobodys_way(capsys: pytest.CaptureFixture) -> None:
     """As one that failed: the command that wrote the report goes on to do so."""
     words = ["compare", "deprl", *SMALL, "--seeds", "1", "--clip", "0", "--out", "all", "--lr"]

@@ -114,16 +114,16 @@ def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None
     from manyheads.report.spreadsheets import reported
     from manyheads.store.layout import EXPERIMENT, read_description
 
-    # A run may be extended to more rounds, and tuning may choose other rates.
-    free = {"rounds", "lr", "head_lr"} if tuned else {"rounds"}
+    def keys(description: Mapping[str, Any]) -> tuple[str, str]:
+        """What a run computes, with its number of rounds and without; tuning may choose other rates."""
+        named = {name: it for name, it in flat(description).items() if not tuned or name not in ("lr", "head_lr")}
+        return json.dumps(named, sort_keys=True), json.dumps({**named, "rounds": None}, sort_keys=True)
 
-    def key(description: Mapping[str, Any]) -> str:
-        return json.dumps({name: it for name, it in flat(description).items() if name not in free}, sort_keys=True)
-
-    asked = {key(job.experiment.describe()) for job in jobs}
+    # A run may be extended to more rounds, unless its algorithm looks at their number.
+    asked = {keys(job.experiment.describe())[0 if job.experiment.uses_rounds else 1] for job in jobs}
     for run in reported(folder):
         path = folder / run / EXPERIMENT
-        if path.exists() and key(read_description(path)) not in asked:
+        if path.exists() and asked.isdisjoint(keys(read_description(path))):
             raise UserError(
                 f"{folder} holds a report on runs that are not asked for here, such as {run}: ask for them too, or"
                 " choose another --out."
