@@ -38,6 +38,7 @@ from manyheads.recipes import RECIPES
         ({"lr": 1e39, "precision": "bf16"}, "--lr 1e+39 is more than float32 holds"),
         ({"clip": -1.0}, "--clip -1.0"),
         ({"seed": -1}, "--seed -1"),
+        ({"seed": 2**63}, "--seed 9223372036854775808 is too large"),
         ({"validation": 1.0}, "--validation 1.0"),
         ({"validation": -0.1}, "--validation -0.1"),
         ({"link_failure": 1.0}, "--link-failure 1.0"),

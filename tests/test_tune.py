@@ -276,6 +276,11 @@ def test_mistakes(tmp_path: Path, changes: dict[str, object], factors: tuple[flo
         tunings(_experiments(1, **changes), factors, tmp_path)
 
 
+def test_factors_that_give_the_same_rates_are_one(tmp_path: Path) -> None:
+    tuning, *_ = tunings(_experiments(1), (1.0, 1.0000000001, 2.0), tmp_path)
+    assert tuning.factors == (1.0, 2.0)
+
+
 def test_one_rate_is_tuned(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="give one --lr and one --head-lr"):
         tunings([*_experiments(1, lr=0.1), *_experiments(1, lr=0.2)], FACTORS, tmp_path)

@@ -187,8 +187,8 @@ class Checkpoints:
                     path.unlink()
         complete = _complete_rounds(self.folder)
         kept = [other for other in complete if other <= round][-_KEPT:]
-        # A complete checkpoint of a later round must be damaged, or this run would have continued from it. One that is
-        # incomplete is left alone: a process that is ahead may be writing it just now.
+        # A complete checkpoint of a later round is damaged, or one that not all sites have: else this run would have
+        # continued from it. One that is incomplete is left alone: a process that is ahead may be writing it just now.
         for other in {*complete, *(r for r in _rounds(self.folder) if r < round)} - {*kept}:
             with suppress(OSError):
                 # The manifest goes first: without it the remains of an interrupted deletion do not look like damage.

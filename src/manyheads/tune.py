@@ -156,7 +156,7 @@ class Tuning:
 
 def tunings(experiments: Sequence[Experiment], factors: Iterable[float], folder: Path) -> list[Tuning]:
     """What has to be tuned before complete experiments can run: each setting once."""
-    grid = tuple(sorted(set(factors)))
+    grid = tuple(sorted({_times(factor, 1.0) for factor in factors}))
     if not (grid[0] > 0 and isfinite(grid[-1])):
         raise UserError(f"--tune {' '.join(f'{f:g}' for f in grid)}: give factors above 0, such as 0.5 1 2.")
     for experiment in experiments:

@@ -190,7 +190,7 @@ def passes_over(run: Finished, name: str) -> bool:
     """Whether the algorithm ignores an option, so that the run belongs to any value of it."""
     if name == "weights":
         # None: the links have weights of their own.
-        return run.options["weights"] is None or bool(attribute_of(run.algorithm, run.own, "row_stochastic"))
+        return run.options.get("weights") is None or bool(attribute_of(run.algorithm, run.own, "row_stochastic"))
     return name in _GRAPH_OPTIONS and not run.on_graph
 
 

@@ -62,7 +62,7 @@ def write(comparison: Comparison) -> Path:
 
 def _files_beside(page: Path) -> set[str]:
     """The pictures and tables that a report, if there is one, leads to."""
-    text = page.read_text(encoding="utf-8") if page.exists() else ""
+    text = page.read_text(encoding="utf-8", errors="replace") if page.exists() else ""
     return set(re.findall(r'href="((?:figures|csv)/[\w.-]+)"', text))
 
 
