@@ -77,8 +77,9 @@ def _about(comparison: Comparison) -> list[str]:
         who = _escaped("; ".join(alike))
         said.append(f"The same runs in several columns, since what differs does not concern them: {who}.")
     if len(comparison.systems) > 1:
-        said.append("Bold: the best of its column, over the seeds that all its systems have, and any that print the same.")
-        said.append("Being best need not be significant.")
+        said.append(
+            "Bold: the best mean over the seeds that all have, and any that print the same; need not be significant."
+        )
     return [f"% {line}" for line in (*said, *map(_escaped, caveats(comparison)))]
 
 

@@ -98,7 +98,8 @@ def best_system(
     comparison: Comparison, setting: int, metric: str = "accuracy_mean", *, highest: bool = True
 ) -> int | None:
     """Which system is ahead in a setting, over the seeds that all of them have; None: they share none."""
-    means = {i: found.mean for i, runs in _alike(comparison, setting, metric).items() if (found := at_end(runs, metric))}
+    alike = _alike(comparison, setting, metric)
+    means = {i: found.mean for i, runs in alike.items() if (found := at_end(runs, metric)) is not None}
     return (max if highest else min)(means, key=means.__getitem__, default=None)
 
 
