@@ -14,7 +14,7 @@ import numpy as np
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, Ditto, FedAvg, FedRep, FedRoD, title_of
 from manyheads.data.dataset import RAW
 from manyheads.report.collect import Finished
-from manyheads.report.numbers import number, shared_seeds, stat
+from manyheads.report.numbers import majority_floor, number, shared_seeds, stat
 from manyheads.studies.published import Place, accuracies, data_title
 from manyheads.studies.records import sizes
 from manyheads.studies.results import NOTHING, Report, Results, in_percent, percent, points
@@ -163,7 +163,9 @@ def _report(results: Results, report: Report) -> None:
             theirs = paper.get(Place(data, dirichlet, graph, algorithm))
             moved = None if reading == _BASE else _moved(runs, count, base)
             short = NOTHING if theirs is None else points(100 * found.mean - theirs)
-            floor = results.floor(**here, reading=reading)
+            # Which floor other workers or other weights would have is not recorded.
+            counted_alike = reading not in _COUNTS or count in (_accuracy_before_mixing, _best_round)
+            floor = majority_floor(runs) if counted_alike else None
             rows.append(
                 [reading, title_of(algorithm), percent(floor), percent(found),
                  NOTHING if moved is None else points(moved), NOTHING if theirs is None else f"{theirs:.1f}", short]

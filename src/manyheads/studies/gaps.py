@@ -86,7 +86,7 @@ def side_by_side(name: str, title: str, panels: Sequence[Panel], *, papers_data:
                 if gap.ours is not None:
                     axes.errorbar(gap.ours, row, xerr=gap.deviation, zorder=4, **_OURS)
             axes.set_xlim(ends)
-            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+            axes.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))
             axes.set_ylim(len(methods) - 0.5, -0.5)
             axes.set_yticks(np.arange(len(methods)), labels=methods if k == 0 else [""] * len(methods))
             axes.tick_params(axis="y", colors=INK)

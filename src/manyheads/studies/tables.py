@@ -71,7 +71,8 @@ def _report(table: int, results: Results, report: Report) -> None:
     ours = {place: at_end(found, "accuracy_mean") for place, found in runs.items()}
     for data in dict.fromkeys(place.data for place in asked):
         report.parts.append(f"## {data_title(data)}")
-        _add_data(report, results, data, runs, paper)
+        title = data_title(data) if table % 2 else f"{data_title(data)}, new workers"
+        _add_data(report, title, results, data, runs, paper)
     header = [
         *Place._fields,
         "paper",
@@ -88,7 +89,12 @@ def _report(table: int, results: Results, report: Report) -> None:
 
 
 def _add_data(
-    report: Report, results: Results, data: str, runs: dict[Place, list[Finished]], paper: Mapping[Place, Cell]
+    report: Report,
+    title: str,
+    results: Results,
+    data: str,
+    runs: dict[Place, list[Finished]],
+    paper: Mapping[Place, Cell],
 ) -> None:
     """The numbers on one data set, a line for every graph, and their picture."""
     places = [place for place in runs if place.data == data]
@@ -112,7 +118,7 @@ def _add_data(
     report.add_table(["Dirichlet", *(["graph"] if several else []), "floor", *map(title_of, algorithms)], lines)
     # Of a single method there is nothing to compare.
     if len({gap.method for panel in panels for gap in panel.gaps if gap.ours is not None}) > 1:
-        report.add_picture(side_by_side(data, data_title(data), panels, papers_data=REPLACED.get(data, "")))
+        report.add_picture(side_by_side(data, title, panels, papers_data=REPLACED.get(data, "")))
 
 
 def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> dict[Place, float]:
@@ -158,7 +164,7 @@ _AGREES, _LEVEL, _DIFFERS = "as in the paper", "level to a tenth of a point", "t
 def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Mapping[Place, Cell]) -> None:
     """Which of two methods is ahead: where our answer and the paper's agree, and where not."""
     counts: dict[str, Counter[str]] = {}
-    others = []
+    reversed_pairs = []
     both = sorted(runs.keys() & paper.keys())
     for (data, dirichlet, graph), here in groupby(both, key=lambda place: place[:3]):
         for one, other in combinations(here, 2):
@@ -169,18 +175,18 @@ def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Map
             theirs = paper[one].accuracy - paper[other].accuracy
             order = _LEVEL if round(gap, 1) == 0 else _AGREES if gap * theirs > 0 else _DIFFERS
             counts.setdefault(data, Counter())[order] += 1
-            if order != _AGREES:
+            if order == _DIFFERS:
                 methods = f"{title_of(one.algorithm)} over {title_of(other.algorithm)}"
                 where = f"{data_title(data)}, {dirichlet:g}, {graph}"
-                others.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
+                reversed_pairs.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
     if not counts:
         return
     report.parts.append("## Order of the methods\n\nPairs of methods on one graph, by which of the two is ahead:")
     orders = (_AGREES, _LEVEL, _DIFFERS)
     rows = [[data_title(data), *(str(found[order]) for order in orders)] for data, found in counts.items()]
     report.add_table(["data", *orders], rows)
-    if others:
-        report.parts.append("\n".join(["Pairs in a different order from the paper's:", "", *others]))
+    if reversed_pairs:
+        report.parts.append("\n".join(["Pairs in the other order than in the paper:", "", *reversed_pairs]))
 
 
 _TITLES = {
