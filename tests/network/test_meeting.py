@@ -137,3 +137,19 @@ def test_the_processes_of_a_host_share_its_gpus_out(name: str, monkeypatch: pyte
     monkeypatch.delenv("WORLD_SIZE")
     assert pick_device(name) == torch.device("cuda", 0), "alone it takes the first"
     assert pick_device("cuda:1") == torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(("rank", "torchrun", "waits"), [("0", True, False), ("1", True, True), ("1", False, False)])
+def test_before_they_meet_the_first_of_a_host_speaks(
+    rank: str, torchrun: bool, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others leave torchrun running until then; when it has not stopped them, they have something else to say."""
+    waited: list[float] = []
+    monkeypatch.setattr(meeting.time, "sleep", waited.append)
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if torchrun:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert meeting.failure("mine") == ("mine" if rank == "0" or torchrun else None)
+    assert bool(waited) == waits

@@ -15,6 +15,8 @@ from manyheads.errors import Transient, UserError
 from manyheads.machine import local_rank, started_together
 from manyheads.network.processes import POLL_SECONDS, Processes, ask, named
 
+_FIRST_SPEAKS_SECONDS = 10.0
+
 _joined: Processes | None = None
 _looking = False
 """Whether this process has begun to look for process 0."""
@@ -38,9 +40,16 @@ def failure(line: str) -> str | None:
     Before the processes have met, the first on each host shows its own line; if that would be a process 0 that never
     came, process 1 does.
     """
-    if _joined is None:
-        return line if local_rank() == 0 or (_looking and os.environ["RANK"] == "1") else None
-    return _joined.failure(line)
+    if _joined is not None:
+        return _joined.failure(line)
+    if local_rank() == 0 or (_looking and os.environ["RANK"] == "1"):
+        return line
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    # torchrun stops all processes when one has failed. So the first, which may be slower, is given the time to show its
+    # line, and this process is stopped then. If it is not, then this line is another one.
+    time.sleep(_FIRST_SPEAKS_SECONDS)
+    return line
 
 
 def _join(timeout: float, device: torch.device) -> None:
