@@ -132,6 +132,10 @@ def test_a_transform_keeps_the_shape_in_every_draw(lab):
         lab.opened(lab.tiny(DePRL(), transform=lambda x, _: x[:1] if next(calls) == 5 else x))
 
 
+def _notes(lab, model: object) -> list[str]:
+    return lab.opened(lab.tiny(DePRL(), model=model)).notes
+
+
 class Tagger(torch.nn.Module):
     """Scores for each of two places in a sample, [samples, 2, 3]."""
 
@@ -149,6 +153,9 @@ def test_outputs_are_one_score_for_each_class_unless_the_loss_is_ones_own(lab):
     few = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     with pytest.raises(UserError, match=r"gives 2 outputs for 3 classes: give it 3, or"):
         lab.opened(lab.tiny(DePRL(), model=few))
+    many = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 5))
+    assert any("gives 5 outputs for 3 classes, and 2 are never right" in note for note in _notes(lab, many))
+    assert not any("outputs" in note for note in _notes(lab, "mlp:4"))
     data = lab.blobs()
     from_one = replace(data, y_train=data.y_train + 1, y_test=data.y_test + 1, num_classes=4)
     with pytest.raises(UserError, match=r"give it 4 \(labels run from 1 to 3: number them from 0\), or"):

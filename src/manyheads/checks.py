@@ -63,16 +63,16 @@ def normalise_fields(owner: Any) -> None:
             value = float(value)
         kind.check(flag(name), value, _FIELDS.get(name))
         if isinstance(value, (str, Path)):
-            _check_text(name, str(value))
+            check_text(flag(name), str(value))
         object.__setattr__(owner, name, value)
 
 
-def _check_text(name: str, text: str) -> None:
-    """Refuse lone surrogates, which can be neither in a file's name nor in a file."""
+def check_text(what: str, text: str) -> None:
+    """Refuse lone surrogates, which Python has for bytes that it cannot decode, and which no file can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise UserError(f"{flag(name)} {text!a} is not valid UTF-8: give another name.") from None
+        raise UserError(f"{what} {text!a} is not valid UTF-8: give it another name, or use a UTF-8 locale.") from None
 
 
 @dataclass(frozen=True)

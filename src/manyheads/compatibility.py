@@ -22,8 +22,8 @@ _DRAWS = 8
 """How often a transform is tried: enough to catch one that flips a coin without its generator."""
 
 
-def check_training(experiment: Experiment, model: Split, federation: Federation) -> None:
-    """Refuse a net, data and functions that do not fit together."""
+def check_training(experiment: Experiment, model: Split, federation: Federation) -> list[str]:
+    """Refuse a net, data and functions that do not fit together; returns what to say of those that do."""
     _check_head(experiment, model)
     check_batch_size(experiment, model)
     if federation.num_classes is None and experiment.loss is None:
@@ -35,7 +35,7 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
         )
     x, y = few_of(federation.train.x, 3).to(experiment.dtype), few_of(federation.train.y, 3)
     y = y.to(experiment.dtype) if y.is_floating_point() else y
-    net = copy.deepcopy(model).eval()
+    net, notes = copy.deepcopy(model).eval(), []
     looked_up = _lookups(net)
     with torch.no_grad(), user_code("the model"):
         # A copy: a net may change its inputs in place.
@@ -44,12 +44,14 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
         _check_lookups(looked_up)
     if experiment.loss is None:
         _check_scores(output, federation)
+        notes = _note_spare_scores(output, federation)
     for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
         if function is not None:
             _check_per_sample(name, function, output, y)
     _check_gradients(experiment.loss or cross_entropy, net, x, y)
     if experiment.transform is not None:
         _check_transform(experiment.transform, experiment, federation)
+    return notes
 
 
 def check_batch_size(experiment: Experiment, model: Split) -> None:
@@ -149,6 +151,17 @@ def _check_scores(output: Tensor, federation: Federation) -> None:
         f"the model gives {'x'.join(map(str, shape)) or 'one'} outputs for {classes} classes: give it {classes}"
         f"{labels}, or a loss of your own in Python."
     )
+
+
+def _note_spare_scores(output: Tensor, federation: Federation) -> list[str]:
+    """What to say of a net with scores for classes that are not there, as one made for other data has."""
+    count, classes = output.shape[1], federation.num_classes
+    if count == classes:
+        return []
+    return [
+        f"The model gives {count} outputs for {classes} classes, and {count - (classes or 0)} are never right: give it"
+        f" {classes}, or, if more classes are to come, say num_classes={count} in the data."
+    ]
 
 
 def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> None:

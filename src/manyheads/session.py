@@ -144,11 +144,11 @@ def open_session(
         take_constants(model, constants)
     if processes.count > 1:
         check_same_weights(processes, model)
-    check_training(experiment, model, hosted)
+    notes = check_training(experiment, model, hosted)
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(hosted, device, experiment.dtype)
     workload = _workload(experiment, model, here)
-    notes = [*hosted.notes, *mixing.notes, *note_lone_samples(model, everyone, everybody=sites is None)]
+    notes += [*hosted.notes, *mixing.notes, *note_lone_samples(model, everyone, everybody=sites is None)]
     engine = _engine(experiment, runtime, workload, notes)
     ctx = _context(experiment, model, hosted, workload, engine, network)
     # New workers, who are given constants, train heads alone and need no copies of the rest.

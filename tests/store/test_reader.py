@@ -44,6 +44,12 @@ def test_what_is_no_run_cannot_be_opened(shelf: SimpleNamespace, tmp_path: Path)
             Run.open(path)
 
 
+def test_a_folder_whose_name_is_no_text_cannot_be_opened(tmp_path: Path) -> None:
+    """Neither safetensors nor a report could be told about it."""
+    with pytest.raises(UserError, match=r"the folder '.*caf\\udce9' is not valid UTF-8: give it another name"):
+        Run.open(tmp_path / "caf\udce9")
+
+
 def test_a_run_is_shown_by_its_path(shelf: SimpleNamespace, tmp_path: Path) -> None:
     shelf.start(tmp_path)
     assert repr(Run.open(tmp_path)) == f"Run.open('{tmp_path}')"

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from manyheads.algorithms import attribute_of
 from manyheads.checkpoint import Snapshot, latest_round, newest, read
+from manyheads.checks import check_text
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import read_sealed, sha256
@@ -59,6 +60,7 @@ class Run:
         Give by name what its experiment.json can only describe: a module, arrays, an unregistered algorithm.
         """
         path = Path(path).expanduser()
+        check_text("the folder", str(path))
         if not (path / EXPERIMENT).exists():
             inside = sorted(found.parent.name for found in path.glob(f"*/{EXPERIMENT}"))
             more = f" and {len(inside) - _NAMED_RUNS} more" if len(inside) > _NAMED_RUNS else ""
