@@ -169,6 +169,14 @@ def test_the_best_is_best_over_the_seeds_that_all_have(tmp_path: Path, write_run
     assert (seeds["DePRL"], seeds["Local"]) == ("1, 2", "2, 3"), "over which each mean is"
 
 
+def test_what_is_equal_is_level(tmp_path: Path, write_run):
+    for algorithm in ("deprl", "local"):
+        _set(write_run(tmp_path / algorithm, algorithm), accuracy_mean=0.5)
+    comparison = open_comparison(tmp_path)
+    assert outcome(comparison, 0).startswith("DePRL reaches 50.0 %, level with Local.")
+    assert [row.cells[0].best for row in rows(comparison) if not row.floor] == [True, True]
+
+
 def test_without_a_common_seed_none_is_the_best(tmp_path: Path, write_run):
     for seed, algorithm in enumerate(("deprl", "local")):
         write_run(tmp_path / algorithm, algorithm, seed=seed)

@@ -8,6 +8,7 @@ import pytest
 from manyheads.report.comparison import open_comparison
 from manyheads.report.numbers import (
     best_system,
+    best_systems,
     correlation,
     curve,
     difference,
@@ -77,7 +78,8 @@ def test_who_is_ahead_and_by_how_much_seed_by_seed(tmp_path: Path, write_run):
             )
     comparison = open_comparison(tmp_path)
     assert best_system(comparison, 0) == 0
-    assert best_system(comparison, 0, highest=False) == 1
+    assert best_systems(comparison, 0) == [0]
+    assert best_systems(comparison, 0, highest=False) == [1]
     gap = difference(comparison, 0, 0, 1)
     assert gap is not None
     assert (gap.mean, gap.count, gap.error) == (pytest.approx(0.15), 2, pytest.approx(0.05))

@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE
     except OSError as error:
         return _fail(
-            f"{error.filename or 'the system'}: {error.strerror or error}. Give another path, or fix this one."
+            f"{error.filename or 'the system, or where the output goes'}: {error.strerror or error}. Give another path, or fix this one."
         )
     except Exception as error:
         if is_out_of_memory(error):

@@ -149,6 +149,8 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
     if lead is None:
         return ""
     second, gap = lead
+    if gap.mean == 0:
+        return f", level with {comparison.systems[second].label}"
     mean = comparison.score(gap.mean)
     error = "" if gap.error is None else f" (standard error {no_finer(comparison.score(gap.error), mean)})"
     fewer = any(gap.count < len(comparison.cells[i, setting]) for i in (best, second))

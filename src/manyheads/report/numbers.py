@@ -94,13 +94,19 @@ def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
     return [[run for run in group if run.seed in shared] for group in groups]
 
 
-def best_system(
+def best_system(comparison: Comparison, setting: int) -> int | None:
+    """Which system's accuracy is ahead in a setting, the first of those that are equal; None: they share no seed."""
+    return next(iter(best_systems(comparison, setting)), None)
+
+
+def best_systems(
     comparison: Comparison, setting: int, metric: str = "accuracy_mean", *, highest: bool = True
-) -> int | None:
-    """Which system is ahead in a setting, over the seeds that all of them have; None: they share none."""
+) -> list[int]:
+    """The systems that are ahead in a setting, over the seeds that all of them have: one, or several that are equal."""
     alike = _alike(comparison, setting, metric)
     means = {i: found.mean for i, runs in alike.items() if (found := at_end(runs, metric)) is not None}
-    return (max if highest else min)(means, key=means.__getitem__, default=None)
+    best = (max if highest else min)(means.values(), default=None)
+    return [i for i, mean in means.items() if mean == best]
 
 
 def _alike(comparison: Comparison, setting: int, metric: str) -> dict[int, list[Finished]]:

@@ -7,7 +7,7 @@ from typing import Literal
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, Setting, passes_over
 from manyheads.report.naming import shown
-from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor
+from manyheads.report.numbers import Stat, at_end, best_system, best_systems, difference, majority_floor
 from manyheads.units import human_bytes, human_seconds, plus_minus, short
 
 
@@ -138,7 +138,7 @@ def _cells(comparison: Comparison, system: int, setting: int) -> list[Cell]:
     for column in COLUMNS:
         found = at_end(runs, column.metric)
         highest = column.best == "highest"
-        ahead = column.best and best_system(comparison, setting, column.metric, highest=highest) == system
+        ahead = column.best and system in best_systems(comparison, setting, column.metric, highest=highest)
         cells.append(_cell(found, column.show or comparison.score, best=several and bool(ahead)))
     if several:
         cells.insert(1, _behind(comparison, system, setting))
