@@ -105,8 +105,9 @@ def test_the_time_left_knows_that_new_workers_are_soon_done(monkeypatch: pytest.
     assert others and max(others) < first / 2
 
 
-def test_all_reports_on_nothing_are_none(capsys: pytest.CaptureFixture) -> None:
-    _study("all", "--quick", "--report", "--out", "results")
+@pytest.mark.parametrize("name", ["all", "table3"])
+def test_a_report_on_nothing_is_none(name: str, capsys: pytest.CaptureFixture) -> None:
+    _study(name, "--quick", "--report", "--out", "results")
     assert capsys.readouterr().out == "no report: nothing is recorded in results/records\n"
 
 

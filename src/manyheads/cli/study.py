@@ -185,14 +185,15 @@ def _with_data(trials: "Sequence[Trial]", data_dir: Path | None, *, strict: bool
 
 
 def _report(name: str, size: "Size", folder: Path, *, quiet: bool) -> None:
-    """Write the study's report, or that of every study of which something is recorded, and a list of them."""
+    """Write the report of the study, or of all with a list of them, as far as something is recorded."""
     from manyheads.cli.terminal import waiting
     from manyheads.studies import STUDIES
     from manyheads.studies.everything import NAME, write_index
     from manyheads.studies.records import Records
 
     records = Records(folder)
-    studies = [STUDIES[name]] if name != NAME else [s for s in STUDIES.values() if any(map(records.have, s.grid(size)))]
+    asked = STUDIES.values() if name == NAME else [STUDIES[name]]
+    studies = [study for study in asked if any(map(records.have, study.grid(size)))]
     if not studies:
         print(f"no report: nothing is recorded in {records.folder}")
     for study in studies:
