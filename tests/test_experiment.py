@@ -324,9 +324,7 @@ def test_passes_that_are_not_all_the_work_may_be_none():
 
 def test_names_that_are_no_text_are_refused():
     """As a shell gives bytes that are no UTF-8."""
-    with pytest.raises(
-        UserError, match=r"^--out 'runs/\\udcff' is not valid UTF-8: give it another name"
-    ):
+    with pytest.raises(UserError, match=r"^--out 'runs/\\udcff' is not valid UTF-8: give it another name"):
         Runtime(out=Path("runs/\udcff"))
     with pytest.raises(UserError, match=r"^--data "):
         Experiment(data="\udcff.npz")

@@ -1,9 +1,11 @@
 """Contraction rates, against closed forms and the numbers known for the paper's graphs."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from manyheads.topology import build_mixing, describe, spectral
+from manyheads.topology import build_mixing, describe, spectral, spectrum
 
 
 @pytest.mark.parametrize(("num_workers", "rho"), [(8, 0.805), (16, 0.949), (32, 0.987), (64, 0.9968), (128, 0.99920)])
@@ -32,6 +34,23 @@ def test_the_full_graph_agrees_at_once_and_the_identity_never(lab):
     identity = lab.mixing_of(np.eye(4))
     assert spectral(identity).rho == 1
     assert dict(describe(identity))["1 / gap"] == "never agree"
+
+
+@pytest.mark.parametrize("graph", ["ring", "full", "exponential", "one-peer-exponential"])
+@pytest.mark.parametrize("num_workers", [2, 9, 16])
+def test_shifted_rows_are_measured_as_dense_ones_are(graph, num_workers, monkeypatch):
+    quick = spectral(build_mixing(graph, num_workers))
+    monkeypatch.setattr(spectrum, "_first_of_shifted", lambda rows: None)
+    dense = spectral(build_mixing(graph, num_workers))
+    # A product that is zero but for rounding has a root that is not.
+    assert quick.rho**quick.rounds == pytest.approx(dense.rho**dense.rounds, abs=1e-12)
+    assert replace(quick, rho=0.0) == replace(dense, rho=0.0)
+
+
+def test_a_ring_may_be_large():
+    """A dense P of so many workers would take 80 GB."""
+    found = spectral(build_mixing("ring", 100_000))
+    assert found.gap == pytest.approx(2 / 3 * (1 - np.cos(2 * np.pi / 100_000)), rel=1e-4)
 
 
 def test_lazy_weights_halve_the_gap():

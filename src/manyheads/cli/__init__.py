@@ -61,9 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        return _fail(
-            f"{error.filename or 'the system, or where the output goes'}: {error.strerror or error}. Give another path, or fix this one."
-        )
+        where = error.filename or "the system, or where the output goes"
+        return _fail(f"{where}: {error.strerror or error}. Give another path, or fix this one.")
     except Exception as error:
         if is_out_of_memory(error):
             return _fail("not enough memory: use fewer workers, a smaller net or batch, or a larger machine.")
