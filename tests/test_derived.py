@@ -21,6 +21,15 @@ def complete(experiment: Experiment) -> Experiment:
     return resolve(experiment, experiment.data.input_shape, torch.device("cpu"))
 
 
+def test_users_whose_samples_are_dealt_out_are_noted(lab):
+    x, y, user = torch.randn(60, 6), torch.arange(60) % 3, torch.arange(60) // 10
+    data = from_arrays(x, y, user=user)
+    for split, noted in (("dirichlet:0.3", True), ("natural", False)):
+        experiment = complete(lab.tiny(DePRL(), data=data, split=split))
+        notes = federation_of(experiment, data).notes
+        assert any(f"--split {split} deals a user's samples" in note for note in notes) == noted
+
+
 @pytest.mark.parametrize(
     ("algorithm", "graph", "weights"),
     [

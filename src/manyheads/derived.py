@@ -10,7 +10,7 @@ from torch import Tensor
 from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
 from manyheads.algorithms.checking import making
-from manyheads.data import Dataset, Federation, federate, may_change
+from manyheads.data import Dataset, Federation, federate, is_own_file, may_change
 from manyheads.data.sites import is_site_path
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
@@ -76,6 +76,9 @@ def federation_of(experiment: Experiment, dataset: Dataset, hosted: range | None
     # Not for a site, which may well lack a class: renumbering would make its classes differ from the other sites'.
     if hosted is None and dataset.num_classes is not None:
         notes += _missing_classes(torch.cat([dataset.y_train, dataset.y_test]))
+    own = not isinstance(experiment.data, str) or is_own_file(experiment.data)
+    if own and dataset.user_train is not None and experiment.split != "natural":
+        notes += (f"--split {experiment.split} deals a user's samples to several workers; natural keeps them together",)
     return replace(federation, data_digest=dataset.digest() if may_change(experiment.data) else None, notes=notes)
 
 
