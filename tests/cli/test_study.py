@@ -49,20 +49,20 @@ def test_dry_run_says_what_it_takes_and_writes_nothing(tmp_path: Path, capsys: p
 def test_a_small_study_from_beginning_to_end(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     _study("consensus", *SMALL)
     out = capsys.readouterr().out
-    assert "consensus: 2 of 2 runs still to be made" in out
+    assert "consensus: 3 of 3 runs still to be made" in out
     assert out.splitlines()[-1] == "runs/quick/consensus.md"
     page = (tmp_path / "runs/quick/consensus.md").read_text()
-    assert "2 of 6 runs are recorded." in page
-    assert "consensus-digits.svg" in page
+    assert "3 of 9 runs are recorded." in page
+    assert "consensus-digits-constant-rate.svg" in page
     assert list((tmp_path / "runs/studies").iterdir()) == []
     _study("consensus", *SMALL)
-    assert "consensus: 0 of 2 runs still to be made" in capsys.readouterr().out
+    assert "consensus: 0 of 3 runs still to be made" in capsys.readouterr().out
     assert not (tmp_path / "runs/quick/README.md").exists()
     _study("all", "--quick", "--report")
     *reports, index = capsys.readouterr().out.splitlines()
     assert index == "runs/quick/README.md"
     text = (tmp_path / index).read_text()
-    assert f"| [{STUDIES['consensus'].title}](consensus.md) | 2 of 6 runs |" in text
+    assert f"| [{STUDIES['consensus'].title}](consensus.md) | 3 of 9 runs |" in text
     assert [f"runs/quick/{page}" for page in re.findall(r"\((\w+\.md)\)", text)] == reports
 
 
@@ -88,7 +88,7 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path) -> 
     assert "no report here, as matplotlib is not installed" in done.stdout
     Path("runs/quick").rename("results")
     _study("consensus", "--quick", "--report", "--out", "results")
-    assert "2 of 6 runs are recorded." in (tmp_path / "results/consensus.md").read_text()
+    assert "3 of 9 runs are recorded." in (tmp_path / "results/consensus.md").read_text()
 
 
 def test_the_time_left_knows_that_new_workers_are_soon_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_a_cosine_just_below_zero_is_no_minus_zero() -> None:
 
 
 def test_the_middle_of_a_wide_scale_is_not_rounded_away() -> None:
-    assert {"-0.10", "0.45", "1.00"} <= set(texts(similarity_map("m", "heads", np.eye(2), (-0.1, 1.0))))
+    assert {"−0.10", "0.45", "1.00"} <= set(texts(similarity_map("m", "heads", np.eye(2), (-0.1, 1.0))))
 
 
 @given(st.lists(st.floats(-100, 100), max_size=12), st.floats(0.1, 10))

@@ -61,6 +61,10 @@ class Axis:
     share: bool = False
     """Whether every value lies between 0 and 1."""
 
+    @property
+    def title(self) -> str:
+        return f"{self.label}, log scale" if self.log else self.label
+
 
 ROUND = Axis("round", lambda value: f"round {value:.0f}", whole=True)
 
@@ -123,7 +127,7 @@ def curves(
         if floor is not None:
             labels.append(named("majority floor", floor))
         room = 0.25 + max(text_width(label, LABEL_SIZE) for label in labels)
-        width = max(4.05, 2.5 + room, 0.54 + text_width(y.label, TITLE_SIZE))
+        width = max(4.05, 2.5 + room, 0.54 + text_width(y.title, TITLE_SIZE))
         figure, axes = _axes(width, 2.8, right=room)
         ends: list[_End] = []
         places = _few_places(lines, x)
@@ -141,8 +145,8 @@ def curves(
         _ticks(axes, x, y)
         if places and x.whole:
             axes.set_xticks(places)
-        axes.set_xlabel(x.label)
-        axes.set_title(y.label, loc="left", color=INK, fontsize=TITLE_SIZE, pad=8)
+        axes.set_xlabel(x.title)
+        axes.set_title(y.title, loc="left", color=INK, fontsize=TITLE_SIZE, pad=8)
         _name_ends(figure, axes, ends)
         hover = [point for line in lines if not line.level for point in _hovered(axes, line, x, y)]
         said = "; ".join(f"{line.label} {y.show(line.y[-1])}" for line in lines)
@@ -205,7 +209,7 @@ def similarity_map(name: str, title: str, values: np.ndarray, limits: tuple[floa
             axis.set_major_locator(MaxNLocator(5, integer=True))
         axes.set_title(title, loc="center", color=INK, fontsize=TITLE_SIZE, pad=4)
         digits = int(np.clip(1 - np.floor(np.log10(limits[1] - limits[0])), 2, 6))
-        add_scale(figure, image, lambda value: f"{value:z.{digits}f}")
+        add_scale(figure, image, lambda value: f"{value:z.{digits}f}".replace("-", "−"))
         axes.apply_aspect()
         hover = {}
         if len(values) <= _MOST_MAPPED:
@@ -234,8 +238,8 @@ def _ticks(axes: "Axes", x: Axis, y: Axis) -> None:
     axes.set_yscale("log" if y.log else "linear")
     for axis, kind in ((axes.xaxis, x), (axes.yaxis, y)):
         low, high = axis.get_view_interval()
-        few = high < 100 * low
-        decades = LogLocator(subs=(1, 2, 5) if few else (1,), numticks=8 if few else 6)
+        finer = (1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 100 * low else (1,)
+        decades = LogLocator(subs=finer, numticks=8 if len(finer) > 1 else 6)
         axis.set_major_locator(decades if kind.log else MaxNLocator(5, integer=kind.whole))
         axis.set_major_formatter(FuncFormatter(_tick))
     axes.minorticks_off()
