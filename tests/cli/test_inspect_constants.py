@@ -22,13 +22,16 @@ def trained(tmp_path: Path, capsys: pytest.CaptureFixture):
 
 def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "constants", str(trained("deprl", "--head-epochs", "3"))]) == 0
-    found = dict(line.split("  ", 1) for line in capsys.readouterr().out.splitlines() if "  " in line.strip())
+    out = capsys.readouterr().out.splitlines()
+    found = dict(line.split("  ", 1) for line in out if "  " in line.strip())
     assert found["after round"].strip() == "1"
     smoothness = [float(word) for word in found["L"].split() if word[0].isdigit()]
     assert len(smoothness) == 2 and min(smoothness) > 0
     # The theorem is asked with what was measured and run, not with L = 1 and the paper's tau.
     assert f"L = {max(smoothness):.3g}, tau = 3" in found["theorem 1"]
     assert all(float(found[name].split()[0].rstrip(":")) > 0 for name in ("sigma^2", "varsigma^2"))
+    terms = [float(out[line].split()[-1]) for line in range(-5, 0)]
+    assert sum(terms) == pytest.approx(float(out[-6].split()[2]), rel=0.01) and min(terms) > 0
 
 
 def test_two_heads_are_not_what_the_theory_is_about(trained, capsys: pytest.CaptureFixture) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from math import log10, sqrt
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.metrics.theorem import constants, describe
+from manyheads.metrics.theorem import Problem, constants, describe
 from manyheads.topology import Mixing, build_mixing
 
 
@@ -86,3 +87,20 @@ def test_where_the_theorem_says_nothing(mixing: Mixing) -> None:
 def test_the_theorem_says_nothing_where_workers_swap_without_mixing(lab) -> None:
     swapping = lab.mixing_of(np.roll(np.eye(3), 1, axis=1), directed=True)
     test_where_the_theorem_says_nothing(swapping)
+
+
+def test_the_terms_of_the_bound() -> None:
+    """With numbers small enough for pencil and paper: each term by itself, the others switched off."""
+    plain = Problem(
+        start_loss=3.0, rounds=10, workers=4, beta=0.5, alpha=0.1, tau=2, lipschitz=2.0, noise=0.0, variability=0.0
+    )
+    assert plain.bound() == pytest.approx(
+        {"start": 2.4, "mini-batches": 0, "head drift": 0, "head mini-batches": 0, "consensus": 0}
+    )
+    noisy = replace(plain, start_loss=0.0, noise=6.0).bound()
+    # 2 b L s/N; 12 a^3 L^2 t (t-1) (6t+1) s/b; 2 a^2 t L s/b; 2b/(3N) (1 + 1/L^2) s.
+    assert noisy == pytest.approx(
+        {"start": 0, "mini-batches": 3.0, "head drift": 14.976, "head mini-batches": 0.96, "consensus": 0.625}
+    )
+    assert replace(plain, start_loss=0.0, variability=8.0).bound()["consensus"] == pytest.approx(2.5)
+    assert replace(plain, noise=6.0, tau=1).bound()["head drift"] == 0, "one step does not drift"

@@ -80,6 +80,14 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
         ("rates", f"{rates[0]:.3g} for the representation, {rates[1]:.3g} for the heads"),
     ]
     if is_graph(session.experiment.graph):
-        tau = max(1, algorithm.head_passes)
-        lines += theorem.describe(session.mixing, lipschitz=max(curvature), tau=tau)
+        tau, lipschitz = max(1, algorithm.head_passes), max(curvature)
+        lines += theorem.describe(session.mixing, lipschitz=lipschitz, tau=tau)
+        begun = algorithm.models(starting_state(algorithm, ctx), ctx)
+        loss = float(ctx.engine.evaluate(begun.params, begun.buffers, session.federation.train).loss.mean())
+        rounds, workers = session.experiment.recipe.rounds, len(ctx.ids)
+        problem = theorem.Problem(loss, rounds, workers, *rates, tau, lipschitz, max(noise), varsigma)
+        terms = problem.bound()
+        total = f"{sum(terms.values()):.3g}"
+        lines.append(("  its bound", f"{total} on the mean of M(k), if these rates were small enough"))
+        lines += [(f"    {name}", f"{term:.3g}") for name, term in terms.items()]
     return lines

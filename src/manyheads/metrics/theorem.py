@@ -64,6 +64,37 @@ def constants(smallest_weight: float, num_workers: int, *, lipschitz: float = 1.
 
 
 @dataclass(frozen=True)
+class Problem:
+    """What Theorem 1's bound is computed from, estimated where a run stands."""
+
+    start_loss: float
+    """f at the start; its minimum is taken as 0, which no loss for classes is below."""
+    rounds: int
+    workers: int
+    beta: float
+    alpha: float
+    tau: int
+    lipschitz: float
+    noise: float
+    """sigma^2, the larger of representation and heads."""
+    variability: float
+    """varsigma^2."""
+
+    def bound(self) -> dict[str, float]:
+        """The terms of the bound on the mean of M(k): a bound only if the rates are as small as the theorem asks."""
+        n, beta, alpha, tau, lip = self.workers, self.beta, self.alpha, self.tau, self.lipschitz
+        head_drift = 12 * alpha**3 * lip**2 * tau * (tau - 1) * (6 * tau + 1) / beta
+        apart = 2 * beta / n * (1 + lip**-2)
+        return {
+            "start": 4 * self.start_loss / (self.rounds * beta),
+            "mini-batches": 2 * beta * lip / n * self.noise,
+            "head drift": head_drift * self.noise,
+            "head mini-batches": 2 * alpha**2 * tau * lip / beta * self.noise,
+            "consensus": apart * (self.noise / 3 + self.variability),
+        }
+
+
+@dataclass(frozen=True)
 class Assessment:
     """How fast a mixing mixes, and what the theorem makes of it."""
 
@@ -88,8 +119,8 @@ class Assessment:
 
 def assess(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> Assessment:
     """The spectral gap of a mixing, and the constants beside it."""
-    matrix = mixing.rows(0).dense()
-    smallest = float(matrix[matrix > 0].min())
+    weights = mixing.rows(0).weights
+    smallest = float(weights[weights > 0].min())
     applies = mixing.period == 1 and mixing.doubly_stochastic and smallest < 1
     found = constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau) if applies else None
     return Assessment(spectral(mixing).gap, found)
