@@ -140,5 +140,7 @@ def test_mistakes() -> None:
     for seconds in ("0", "nan"):
         with pytest.raises(UserError, match=f"--budget-seconds {seconds}"):
             _study("theory", "--budget-seconds", seconds)
+    with pytest.raises(UserError, match="--dry-run lists runs and --report makes none"):
+        _study("theory", "--dry-run", "--report")
     with pytest.raises(UserError, match="--only colour=red"):
         _study("table1", "--quick", "--only", "colour=red")

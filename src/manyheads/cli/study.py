@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> None:
         return
     if args.budget_seconds is not None and not args.budget_seconds > 0:
         raise UserError(f"--budget-seconds {args.budget_seconds:g} is not positive: give seconds above 0.")
+    if args.dry_run and args.report:
+        raise UserError("--dry-run lists runs and --report makes none: give one of them.")
     if args.dry_run:
         with waiting("listing the runs", quiet=args.quiet):
             plan = _plan(_asked(args)[1], Records(folder), args)
