@@ -247,6 +247,8 @@ def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:
             open_join(Run.open(tmp_path / folder, data=lab.blobs()), NewWorkers(), lab.cpu)
     with pytest.raises(UserError, match=r"str is not a Run: give manyheads\.Run\.open\(path\)"):
         next(join(str(tmp_path / "run")))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(UserError, match=r"int is not NewWorkers: give manyheads\.NewWorkers\(\.\.\.\)"):
+        next(join(Run.open(tmp_path / "run"), 8))  # pyright: ignore[reportArgumentType]
 
 
 def test_from_python_new_workers_are_records_too(lab: SimpleNamespace, tmp_path: Path) -> None:

@@ -100,6 +100,8 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     """A session in which new workers train heads on what a finished run has learned, one pass a round."""
     if not isinstance(run, Run):
         raise UserError(f"{type(run).__name__} is not a Run: give manyheads.Run.open(path).")
+    if not isinstance(new, NewWorkers):
+        raise UserError(f"{type(new).__name__} is not NewWorkers: give manyheads.NewWorkers(...).")
     if new.data is not None:
         # The run's own data are then not needed; they may be arrays that only Python can give.
         run = run.given(data=new.data)

@@ -218,8 +218,8 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
     own = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     experiment = replace(shelf.experiment, model=own)
     save_nets(shelf.start(tmp_path, experiment), nets(experiment, (6,)), (6,))
-    for worker in (-1, 4):
-        with shelf.refused(tmp_path, f"worker {worker} is not in this run: give 0 to 3"):
+    for worker in (-1, 4, "first"):
+        with shelf.refused(tmp_path, f"worker {worker!r} is not in this run: give 0 to 3"):
             Run.open(tmp_path, model=own).model(worker)
     with shelf.refused(
         tmp_path, r"model is module Sequential, .*give it in Python, as Run\.open\(path, model=\.\.\.\)"

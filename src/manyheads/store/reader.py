@@ -2,6 +2,7 @@
 
 import json
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,8 @@ class Run:
         """The net a worker deploys, on the CPU and in eval mode. Only that worker's rows are held."""
         # What does not shape the net need not be given to use it.
         experiment = self.given(data="", loss=None, metric=None, transform=None).experiment
-        if not 0 <= worker < experiment.workers:
-            raise UserError(f"worker {worker} is not in this run: give 0 to {experiment.workers - 1}.")
+        if not isinstance(worker, Integral) or not 0 <= worker < experiment.workers:
+            raise UserError(f"worker {worker!r} is not in this run: give 0 to {experiment.workers - 1}.")
         described, hosted, path = self.describe_model(), self.hosted(), self.path / MODELS
         if worker not in hosted:
             raise UserError(
