@@ -84,9 +84,17 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
         lines += theorem.describe(session.mixing, lipschitz=lipschitz, tau=tau)
         begun = algorithm.models(starting_state(algorithm, ctx), ctx)
         loss = float(ctx.engine.evaluate(begun.params, begun.buffers, session.federation.train).loss.mean())
-        rounds, workers = session.experiment.recipe.rounds, len(ctx.ids)
-        problem = theorem.Problem(loss, rounds, workers, *rates, tau, lipschitz, max(noise), varsigma)
-        terms = problem.bound()
+        terms = theorem.Problem(
+            start_loss=loss,
+            rounds=session.experiment.recipe.rounds,
+            workers=len(ctx.ids),
+            beta=rates[0],
+            alpha=rates[1],
+            tau=tau,
+            lipschitz=lipschitz,
+            noise=max(noise),
+            variability=varsigma,
+        ).bound()
         total = f"{sum(terms.values()):.3g}"
         lines.append(("  its bound", f"{total} on the mean of M(k), if these rates were small enough"))
         lines += [(f"    {name}", f"{term:.3g}") for name, term in terms.items()]
