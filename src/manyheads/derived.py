@@ -77,7 +77,7 @@ def federation_of(experiment: Experiment, dataset: Dataset, hosted: range | None
     if hosted is None and dataset.num_classes is not None:
         notes += _missing_classes(torch.cat([dataset.y_train, dataset.y_test]))
     own = not isinstance(experiment.data, str) or is_own_file(experiment.data)
-    if own and dataset.user_train is not None and experiment.split != "natural":
+    if own and dataset.user_train is not None and experiment.split != "natural" and len(workers) > 1:
         notes += (f"--split {experiment.split} deals a user's samples to several workers; natural keeps them together",)
     return replace(federation, data_digest=dataset.digest() if may_change(experiment.data) else None, notes=notes)
 

@@ -34,6 +34,12 @@ def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None
     assert sum(terms) == pytest.approx(float(out[-6].split()[2]), rel=0.01) and min(terms) > 0
 
 
+def test_where_the_theorem_does_not_apply_there_is_no_bound(trained, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", "constants", str(trained("deprl", "--link-failure", "0.3"))]) == 0
+    out = capsys.readouterr().out
+    assert "does not apply" in out and "its bound" not in out
+
+
 def test_two_heads_are_not_what_the_theory_is_about(trained, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "constants", str(trained("fedrod"))]) == 2
     error = capsys.readouterr().err

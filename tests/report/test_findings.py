@@ -169,6 +169,33 @@ def test_the_best_is_best_over_the_seeds_that_all_have(tmp_path: Path, write_run
     assert (seeds["DePRL"], seeds["Local"]) == ("1, 2", "2, 3"), "over which each mean is"
 
 
+@pytest.mark.parametrize(("deprl", "local"), [((0.1, 0.3, 0.4), (0.4, 0.1, 0.3)), ((0.7, 0.55, 0.4), (0.4, 0.7, 0.55))])
+def test_what_differs_by_how_it_was_summed_is_equal(
+    deprl: tuple[float, ...], local: tuple[float, ...], tmp_path: Path, write_run
+):
+    for algorithm, scores in {"deprl": deprl, "local": local}.items():
+        for seed, level in enumerate(scores):
+            _set(write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed), accuracy_mean=level)
+    comparison = open_comparison(tmp_path)
+    assert ", level with Local." in outcome(comparison, 0)
+    assert [row.cells[0].best for row in rows(comparison) if not row.floor] == [True, True]
+    assert not any(cell.text.startswith("-0") for row in rows(comparison) for cell in row.cells)
+
+
+def test_a_floor_is_that_of_the_same_seeds(tmp_path: Path, write_run):
+    """Of a seed that only another system has, the floor may be lower."""
+    for algorithm, seed, floor in (("deprl", 1, 0.6), ("local", 1, 0.6), ("local", 2, 0.1)):
+        _set(write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed), accuracy_mean=0.5, majority_floor=floor)
+    assert "no system scores more" in outcome(open_comparison(tmp_path), 0)
+
+
+def test_settings_in_which_several_are_level_are_counted_by_themselves(tmp_path: Path, write_run):
+    for workers, local in ((8, 0.5), (4, 0.4)):
+        for algorithm, level in (("deprl", 0.5), ("local", local)):
+            _set(write_run(tmp_path / f"{algorithm}{workers}", algorithm, workers=workers), accuracy_mean=level)
+    assert "DePRL in 1 and several level in 1 of 2 settings" in verdict(open_comparison(tmp_path))
+
+
 def test_what_is_equal_is_level(tmp_path: Path, write_run):
     for algorithm in ("deprl", "local"):
         _set(write_run(tmp_path / algorithm, algorithm), accuracy_mean=0.5)

@@ -146,6 +146,12 @@ def test_a_regression_is_reported_without_percent(tmp_path: Path, write_run):
     assert "majority floor" not in text
 
 
+def test_a_page_that_is_none_of_ours_is_replaced(tmp_path: Path, write_run):
+    write_run(tmp_path / "a")
+    (tmp_path / "report.html").write_bytes(b"\xe9\xff<html>")
+    assert b"<!doctype" in write(open_comparison(tmp_path)).read_bytes()[:200].lower()
+
+
 def test_what_an_earlier_report_has_left_goes_with_it(tmp_path: Path, write_run):
     def files() -> set[str]:
         return {path.name for folder in ("figures", "csv") for path in (tmp_path / folder).iterdir()}

@@ -173,6 +173,12 @@ def test_the_band_of_a_share_stays_within_its_ends(monkeypatch: pytest.MonkeyPat
     np.testing.assert_allclose(high, [30, 70, 100 if share else 110])
 
 
+def test_logarithmic_axes_say_so_and_have_some_ticks():
+    axis = Axis("consensus error", lambda value: f"{value:.2g}", log=True)
+    shown = texts(curves("a", [line(y=np.linspace(0.24, 0.05, 5))], ROUND, axis))
+    assert "consensus error, log scale" in shown and {"0.05", "0.1", "0.2"} <= set(shown)
+
+
 def test_logarithmic_axes_name_their_powers():
     axis = Axis("consensus error", lambda value: f"{value:.2g}", log=True)
     y = 10.0 ** -np.arange(1, 11)

@@ -52,6 +52,7 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
 
     assert (row("as read")["ours"], row("as read")["moved"], row("as read")["paper"]) == ("70", "", "89.57")
     assert row("no cap")["floor"] and not row("mean weighted")["floor"]
+    assert row("scored before mixing")["floor"] == row("best evaluated round")["floor"] == row("as read")["floor"]
     assert float(row("the head is")["moved"]) == pytest.approx(-10)
     assert float(row("without workers of at most 10")["ours"]) == pytest.approx(70)
     assert float(row("mean weighted")["ours"]) == pytest.approx(70 * 126 * 20 / (126 * 20 + 10), abs=1e-3)

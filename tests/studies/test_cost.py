@@ -1,5 +1,6 @@
 """Estimates: more work takes longer, records are believed first, and the tables they are made of are right."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,6 +72,16 @@ def test_records_are_believed(tmp_path: Path, records_lab: SimpleNamespace) -> N
     both = total([on_cpu, on_gpu])
     assert both.seconds == on_cpu.seconds + on_gpu.seconds
     assert not both.measured
+
+
+def test_records_that_do_not_say_how_often_they_were_evaluated_are_passed_over(
+    tmp_path: Path, records_lab: SimpleNamespace
+) -> None:
+    records, trial = Records(tmp_path), PAPER.trial("deprl", "cifar10", 0.1, seed=1)
+    records_lab.write(records, trial, seconds=300.0)
+    path = records.path(trial) / "summary.json"
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "evaluated_rounds"}))
+    assert not Costs(records.folder, "cpu")(trial).measured
 
 
 def test_a_measured_time_grows_with_the_work(tmp_path: Path, records_lab: SimpleNamespace) -> None:

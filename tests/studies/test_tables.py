@@ -118,3 +118,12 @@ def test_who_is_level_is_not_ahead(tmp_path: Path, records_lab: SimpleNamespace)
 def test_a_report_on_nothing(tmp_path: Path) -> None:
     text = get_study("table4").write(ONE_SEED, Records(tmp_path), tmp_path).read_text()
     assert "0 of 84 runs are recorded." in text and "Computed on" not in text
+
+
+def test_pictures_say_whose_accuracy_they_show(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    for table, whose in (("table3", "VGG-11, accuracy"), ("table4", "VGG-11, new workers, accuracy")):
+        for trial in get_study(table).grid(ONE_SEED):
+            if trial.data == "cifar10":
+                records_lab.write(records, trial, 0.8)
+        assert f"![CIFAR-10, {whose} in percent." in get_study(table).write(ONE_SEED, records, tmp_path).read_text()

@@ -38,13 +38,20 @@ def test_the_full_graph_agrees_at_once_and_the_identity_never(lab):
 
 @pytest.mark.parametrize("graph", ["ring", "full", "exponential", "one-peer-exponential"])
 @pytest.mark.parametrize("num_workers", [2, 9, 16])
-def test_shifted_rows_are_measured_as_dense_ones_are(graph, num_workers, monkeypatch):
-    quick = spectral(build_mixing(graph, num_workers))
+@pytest.mark.parametrize("weights", ["metropolis", "lazy"])
+def test_shifted_rows_are_measured_as_dense_ones_are(graph, num_workers, weights, monkeypatch):
+    quick = spectral(build_mixing(graph, num_workers, weights=weights))
     monkeypatch.setattr(spectrum, "_first_of_shifted", lambda rows: None)
-    dense = spectral(build_mixing(graph, num_workers))
+    dense = spectral(build_mixing(graph, num_workers, weights=weights))
     # A product that is zero but for rounding has a root that is not.
     assert quick.rho**quick.rounds == pytest.approx(dense.rho**dense.rounds, abs=1e-12)
     assert replace(quick, rho=0.0) == replace(dense, rho=0.0)
+
+
+def test_equal_links_with_unequal_weights_are_no_shifts():
+    """A ring of four with links that weigh 0.1 and 0.4 in turn: 1 - 2 * 0.1 is its second largest eigenvalue."""
+    mixing = build_mixing("links:0-1=0.1,1-2=0.4,2-3=0.1,3-0=0.4", 4)
+    assert spectral(mixing).rho == pytest.approx(0.8)
 
 
 def test_a_ring_may_be_large():

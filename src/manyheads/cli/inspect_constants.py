@@ -82,20 +82,22 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     if is_graph(session.experiment.graph):
         tau, lipschitz = max(1, algorithm.head_passes), max(curvature)
         lines += theorem.describe(session.mixing, lipschitz=lipschitz, tau=tau)
+        if not (lipschitz > 0 and theorem.assess(session.mixing).constants):
+            return lines
         begun = algorithm.models(starting_state(algorithm, ctx), ctx)
         loss = float(ctx.engine.evaluate(begun.params, begun.buffers, session.federation.train).loss.mean())
         terms = theorem.Problem(
             start_loss=loss,
             rounds=session.experiment.recipe.rounds,
             workers=len(ctx.ids),
-            beta=rates[0],
-            alpha=rates[1],
+            beta=ctx.rates.lr,
+            alpha=ctx.rates.head_lr,
             tau=tau,
             lipschitz=lipschitz,
             noise=max(noise),
             variability=varsigma,
         ).bound()
         total = f"{sum(terms.values()):.3g}"
-        lines.append(("  its bound", f"{total} on the mean of M(k), if these rates were small enough"))
+        lines.append(("  its bound", f"{total} on the mean of M(k), if the first rates were small enough"))
         lines += [(f"    {name}", f"{term:.3g}") for name, term in terms.items()]
     return lines

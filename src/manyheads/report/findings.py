@@ -10,7 +10,7 @@ from manyheads.algorithms.join import Join
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, System
 from manyheads.report.naming import shown, words
-from manyheads.report.numbers import Stat, at_end, best_system, difference, majority_floor, number
+from manyheads.report.numbers import Stat, at_end, best_system, best_systems, difference, majority_floor, number
 from manyheads.units import counted, no_finer, plural, plus_minus
 
 _MOST_NAMED = 3
@@ -80,11 +80,14 @@ def verdict(comparison: Comparison) -> str:
     settings = range(len(comparison.settings))
     if len(settings) == 1:
         return outcome(comparison, 0)
-    best = {j: i for j in settings if (i := best_system(comparison, j)) is not None}
-    if len(comparison.systems) == 1 or not best:
+    every = {j: found for j in settings if (found := best_systems(comparison, j))}
+    if len(comparison.systems) == 1 or not every:
         return ""
-    ahead = Counter(comparison.systems[i].label for i in best.values())
+    best = {j: found[0] for j, found in every.items()}
+    ahead = Counter(comparison.systems[found[0]].label for found in every.values() if len(found) == 1)
     wins = [f"{label} in {count}" for label, count in ahead.most_common()]
+    if level := len(every) - ahead.total():
+        wins.append(f"several level in {level}")
     leads = [lead for j, i in best.items() if (lead := _lead(comparison, j, i)) is not None]
     tested = [lead.beyond_chance for lead in leads if lead.beyond_chance is not None]
     noise = f", in {sum(tested)} by more than noise" if tested else " (one seed: no error is known)"

@@ -1,13 +1,16 @@
 """The numbers of a comparison: means and deviations over seeds, at the end and by round, and who is ahead."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison
+
+_ROUNDING = 1e-12
+"""Means that are no further apart differ by how they were summed."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,8 @@ def best_systems(
     """The systems that are ahead in a setting, over the seeds that all of them have: one, or several that are equal."""
     alike = _alike(comparison, setting, metric)
     means = {i: found.mean for i, runs in alike.items() if (found := at_end(runs, metric)) is not None}
-    best = (max if highest else min)(means.values(), default=None)
-    return [i for i, mean in means.items() if mean == best]
+    best = (max if highest else min)(means.values(), default=0.0)
+    return [i for i, mean in means.items() if abs(mean - best) <= _ROUNDING]
 
 
 def _alike(comparison: Comparison, setting: int, metric: str) -> dict[int, list[Finished]]:
@@ -131,7 +134,8 @@ def difference(comparison: Comparison, setting: int, system: int, other: int) ->
     """
     alike = _alike(comparison, setting, "accuracy_mean")
     ours, theirs = ({run.seed: run.summary["accuracy_mean"] for run in alike.get(i, ())} for i in (system, other))
-    return stat(ours[seed] - theirs[seed] for seed in ours.keys() & theirs.keys())
+    found = stat(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
+    return replace(found, mean=0.0) if found is not None and abs(found.mean) <= _ROUNDING else found
 
 
 def number(value: Any) -> float | None:
