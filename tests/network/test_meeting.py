@@ -145,7 +145,10 @@ def test_before_they_meet_the_first_of_a_host_speaks(
 ) -> None:
     """Others leave torchrun running until then; when it has not stopped them, they have something else to say."""
     waited: list[float] = []
-    monkeypatch.setattr(meeting.time, "sleep", waited.append)
+    monkeypatch.setattr(meeting, "time", SimpleNamespace(sleep=waited.append))
+    # This process may have met others, or found itself alone, in another test.
+    monkeypatch.setattr(meeting, "_joined", None)
+    monkeypatch.setattr(meeting, "_looking", False)
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
