@@ -32,6 +32,8 @@ def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None
     assert all(float(found[name].split()[0].rstrip(":")) > 0 for name in ("sigma^2", "varsigma^2"))
     terms = [float(out[line].split()[-1]) for line in range(-5, 0)]
     assert sum(terms) == pytest.approx(float(out[-6].split()[2]), rel=0.01) and min(terms) > 0
+    noise = max(float(word) for word in found["sigma^2"].split()[:5] if word[0].isdigit())
+    assert terms[1] == pytest.approx(2 * 0.2 * max(smoothness) / 4 * noise, rel=0.02), "with the first rate, 0.2"
 
 
 def test_where_the_theorem_does_not_apply_there_is_no_bound(trained, capsys: pytest.CaptureFixture) -> None:

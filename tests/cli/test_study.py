@@ -107,6 +107,10 @@ def test_the_time_left_knows_that_new_workers_are_soon_done(monkeypatch: pytest.
 
 @pytest.mark.parametrize("name", ["all", "table3"])
 def test_a_report_on_nothing_is_none(name: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(UserError, match="nothing is recorded in results/records"):
+        _study(name, "--quick", "--report", "--out", "results")
+    assert not Path("results").exists()
+    Path("results/records").mkdir(parents=True)
     _study(name, "--quick", "--report", "--out", "results")
     assert capsys.readouterr().out == "no report: nothing is recorded in results/records\n"
 

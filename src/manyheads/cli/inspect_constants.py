@@ -82,22 +82,28 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     if is_graph(session.experiment.graph):
         tau, lipschitz = max(1, algorithm.head_passes), max(curvature)
         lines += theorem.describe(session.mixing, lipschitz=lipschitz, tau=tau)
-        if not (lipschitz > 0 and theorem.assess(session.mixing).constants):
-            return lines
-        begun = algorithm.models(starting_state(algorithm, ctx), ctx)
-        loss = float(ctx.engine.evaluate(begun.params, begun.buffers, session.federation.train).loss.mean())
-        terms = theorem.Problem(
-            start_loss=loss,
-            rounds=session.experiment.recipe.rounds,
-            workers=len(ctx.ids),
-            beta=ctx.rates.lr,
-            alpha=ctx.rates.head_lr,
-            tau=tau,
-            lipschitz=lipschitz,
-            noise=max(noise),
-            variability=varsigma,
-        ).bound()
-        total = f"{sum(terms.values()):.3g}"
-        lines.append(("  its bound", f"{total} on the mean of M(k), if the first rates were small enough"))
-        lines += [(f"    {name}", f"{term:.3g}") for name, term in terms.items()]
+        if lipschitz > 0 and theorem.assess(session.mixing).constants:
+            lines += _bound(session, tau, lipschitz, max(noise), varsigma)
     return lines
+
+
+def _bound(session: "Session", tau: int, lipschitz: float, noise: float, variability: float) -> list[tuple[str, str]]:
+    """Theorem 1's bound with what was measured, and its terms, as (label, value) lines."""
+    from manyheads.algorithms.checking import starting_state
+    from manyheads.metrics.theorem import Problem
+
+    ctx, algorithm = session.ctx, session.experiment.algorithm
+    begun = algorithm.models(starting_state(algorithm, ctx), ctx)
+    terms = Problem(
+        start_loss=float(ctx.engine.evaluate(begun.params, begun.buffers, session.federation.train).loss.mean()),
+        rounds=session.experiment.recipe.rounds,
+        workers=len(ctx.ids),
+        beta=ctx.rates.lr,
+        alpha=ctx.rates.head_lr,
+        tau=tau,
+        lipschitz=lipschitz,
+        noise=noise,
+        variability=variability,
+    ).bound()
+    total = ("  its bound", f"{sum(terms.values()):.3g} on the mean of M(k), if the first rates were small enough")
+    return [total, *((f"    {name}", f"{term:.3g}") for name, term in terms.items())]

@@ -89,6 +89,8 @@ def run(args: argparse.Namespace) -> None:
         print(plan)
         return
     size, trials = _asked(args)
+    if args.report and not (records := Records(folder).folder).is_dir():
+        raise UserError(f"nothing is recorded in {records}: make the study's runs, or give the --out that has them.")
     with locked(folder):
         errors = {} if args.report else _run(trials, folder, args)
         # A machine that only makes runs need not have what shows them.
