@@ -52,8 +52,8 @@ def write_record(records: Records, trial: Trial, accuracy: float = 0.8, **values
     last = {**rows[-1], "accuracy_mean": accuracy}
     rows[-1] = last
     means = {f"mean_theory_{name}": 0.05 if name == "consensus" else 0.1 for name in THEORY} if trial.theory else {}
-    runtime = {"device": "cpu", "engine": "batched", "torch": "2.6.0"}
-    summary = {**last, **means, "rounds": rounds, "evaluated_rounds": len(shown), "runtime": runtime, **values}
+    about = {"notes": [], "runtime": {"device": "cpu", "engine": "batched", "torch": "2.6.0"}}
+    summary = {**last, **means, "rounds": rounds, "evaluated_rounds": len(shown), **about, **values}
     summary.pop("round")
     (folder / "experiment.json").write_text(json.dumps(description))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

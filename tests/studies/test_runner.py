@@ -59,6 +59,16 @@ def test_with_and_without_weights_give_the_same_numbers(tmp_path: Path, new: New
     assert said[0] == said[1] >= {"similarity_data", "root"} | ({"spectral_gap", "theorem_1"} if new is None else set())
 
 
+@pytest.mark.parametrize("checkpoints", [True, False])
+def test_a_record_names_no_folder_of_the_machine(tmp_path: Path, checkpoints: bool) -> None:
+    trial = joined(_trial(), NewWorkers(workers=2, split="dirichlet:0.5", head_epochs=2))
+    runner = _runner(tmp_path, checkpoints=checkpoints)
+    list(runner.run([trial]))
+    summary = (runner.records.path(trial) / "summary.json").read_text()
+    assert f"Representation after 2 rounds of {trial.source.name}" in summary
+    assert str(tmp_path) not in summary
+
+
 def test_without_checkpoints_no_weights_are_written_even_for_new_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -93,12 +93,15 @@ class Records:
         run = Run.open(directory)
         metrics, workers, summary = run.metrics(), run.workers(), run.summary()
         assert summary is not None, "only finished runs are recorded"
+        # Which folder of this machine the run lay in is nobody's concern.
+        notes = [note.replace(f"{directory.parent}/", "") for note in summary["notes"]]
+        described = {**summary, "notes": notes, "evaluated_rounds": len(metrics), **_means(metrics)}
         files = {
             EXPERIMENT: (directory / EXPERIMENT).read_bytes(),
             METRICS: _lines(_thinned(metrics)),
             WORKERS: _lines(workers[-1:]),
             SIZES: _lines([_sizes(directory / PARTITION)]),
-            SUMMARY: _lines([{**summary, "evaluated_rounds": len(metrics), **_means(metrics)}]),
+            SUMMARY: _lines([described]),
         }
         if trial.similarity:
             files[SIMILARITY] = (directory / SIMILARITY).read_bytes()
