@@ -75,7 +75,7 @@ def test_processes_that_hold_different_arrays_are_told_of_sites(lab):
         )
     said = str(error.value)
     assert said.startswith("process 1 does not have the same data as process 0: give all processes the same data; to")
-    assert "site-{worker}.npz" in said and "docs/distributed.md#sites" in said
+    assert "site-{worker}.npz" in said and "docs/sites.md" in said
     assert "sha256" not in said and "'" not in said.replace("worker's", "")
 
 

@@ -19,7 +19,7 @@ from manyheads.sites import Sites, place, whose
 _SAME_WEIGHTS = 1e-5
 _ONE_DATA = (
     "give all processes the same data; to leave the data at their sites, save each worker's there as"
-    " site-{worker}.npz (docs/distributed.md#sites)."
+    " site-{worker}.npz (docs/sites.md)."
 )
 NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor simulated time is known."
 
