@@ -15,6 +15,7 @@ from manyheads.algorithms.phases import train_whole
 from manyheads.data import Dataset
 from manyheads.engine.phase import Steps
 from manyheads.errors import UserError
+from manyheads.network.in_process import InProcess
 from manyheads.rounds import train
 from manyheads.tree import add_prefix, strip_prefix
 
@@ -98,6 +99,28 @@ def test_every_field_by_its_definition(lab, order):
         assert record.per_worker["train_loss"] == pytest.approx(train_losses)
     assert records[0].seconds < records[1].seconds
     assert records[0].peak_memory_bytes > 1e7
+
+
+def test_processes_tell_each_other_recorded_scores_alone(lab, monkeypatch):
+    """Not the accuracy on the train shards, say, nor how many samples a score is the mean of."""
+    told = []
+
+    def gather(network: InProcess, values: torch.Tensor) -> torch.Tensor:
+        told.append(values.numpy())
+        return values
+
+    monkeypatch.setattr(InProcess, "gather", gather)
+    (record,) = train(lab.tiny(DPSGD(), data=uneven(lab), validation=0.2, rounds=1), lab.cpu)
+    # After the losses of the round's only phase, the times of workers and messages, and how far apart workers are.
+    *_, accuracy, before, train_loss, held_out, _bytes = told
+    for scores, mean in (
+        (accuracy, record.accuracy_mean),
+        (before, record.accuracy_before_mixing),
+        (train_loss, record.train_loss),
+        (held_out, record.accuracy_validation),
+    ):
+        score, there = scores.T
+        assert score[there > 0].mean() == pytest.approx(mean) and set(there) <= {0, 1}
 
 
 def test_where_a_state_holds_copies_of_the_net_alone_nobody_knows_how_far_representations_agree(lab):

@@ -61,6 +61,7 @@ def test_the_round_to_go_on_from() -> None:
     assert resume_round([[8, 12], [4, 8]]) == 8
     assert resume_round([[8, 12], [2, 4]]) == 12
     assert resume_round([[8, 12], [8], [2, 4]]) == 8, "two of three stay together"
+    assert resume_round([[4, 5], [4, 5], [99, 100]]) == 100, "nobody loses what it has trained meanwhile"
     assert resume_round([[8], []]) == 8
     assert resume_round([[], []]) == 0
 

@@ -16,7 +16,7 @@ from manyheads.models.registry import find_factory
 _NOT_OWN = {"manyheads", "torch", "numpy", "builtins"}
 """Packages whose code is not hashed: a run's summary has their versions."""
 
-_PYTHON = "python"
+PYTHON = "python"
 """Python's version, kept beside the hashes: two versions compile the same lines into different code."""
 
 _CACHED = type(cache(len))
@@ -32,12 +32,12 @@ def hashes(experiment: Experiment) -> dict[str, str]:
     held["model"] = find_factory(experiment.model) if isinstance(experiment.model, str) else experiment.model
     found = {name: _hash(value) for name, value in held.items() if value is not None}
     own = {name: known for name, known in found.items() if known is not None}
-    return {_PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **own} if own else {}
+    return {PYTHON: f"{sys.version_info.major}.{sys.version_info.minor}", **own} if own else {}
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> str | None:
     """The first field whose code has changed; None: none has, or the Pythons differ and nobody can tell."""
-    if before.get(_PYTHON) != after.get(_PYTHON):
+    if before.get(PYTHON) != after.get(PYTHON):
         return None
     return next((name for name in before if name in after and before[name] != after[name]), None)
 

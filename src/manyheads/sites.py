@@ -127,10 +127,11 @@ def place(marked: Sequence[Mapping[str, str]]) -> Placement:
 def resume_round(kept: Sequence[Sequence[int]]) -> int:
     """The round to go on from, from the rounds whose checkpoints each process has.
 
-    The last round that all have. If there is none, some site was away for long: then it is the last round that most
-    have, and the one that was away continues with the state it had.
+    The last round that all have. If there is none, some site was away for long, and goes on with the state it had: then
+    it is the last round that most have, of those that no site has left behind and could not return to.
     """
-    having = Counter(round for rounds in kept for round in set(rounds))
+    no_earlier = max((min(rounds) for rounds in kept if rounds), default=0)
+    having = Counter(round for rounds in kept for round in set(rounds) if round >= no_earlier)
     return max(having, key=lambda round: (having[round], round), default=0)
 
 

@@ -42,6 +42,17 @@ def test_where_the_theorem_does_not_apply_there_is_no_bound(trained, capsys: pyt
     assert "does not apply" in out and "its bound" not in out
 
 
+def test_a_flat_loss_says_nothing_of_the_theorem(trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, y = tmp_path / "far.npz", np.arange(80) % 2
+    # So far apart that the trained net's probabilities are 0 and 1, and its loss and gradients 0.
+    np.savez(path, x=np.repeat(1000.0 * (2 * y - 1)[:, None], 4, axis=1).astype(np.float32), y=y)
+    rates = ("--lr", "0.5", "--head-lr", "0.5")
+    run = trained("deprl", "--data", str(path), "--split", "iid", "--rounds", "5", *rates)
+    assert main(["inspect", "constants", str(run)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split(maxsplit=2)
+    assert last == ["theorem", "1", "says nothing where L is 0"]
+
+
 def test_two_heads_are_not_what_the_theory_is_about(trained, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "constants", str(trained("fedrod"))]) == 2
     error = capsys.readouterr().err

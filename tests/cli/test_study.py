@@ -58,7 +58,7 @@ def test_a_small_study_from_beginning_to_end(tmp_path: Path, capsys: pytest.Capt
     _study("consensus", *SMALL)
     assert "consensus: 0 of 3 runs still to be made" in capsys.readouterr().out
     assert not (tmp_path / "runs/quick/README.md").exists()
-    _study("all", "--quick", "--report")
+    _study("all", "--quick", "--report", "--quiet")
     *reports, index = capsys.readouterr().out.splitlines()
     assert index == "runs/quick/README.md"
     text = (tmp_path / index).read_text()

@@ -26,8 +26,23 @@ def test_masked_values_are_refused() -> None:
     x = np.ma.masked_array(np.ones((4, 2)), mask=False)
     assert len(arrays.from_arrays(x, [0, 1, 0, 1], x, [0, 1, 0, 1]).x_train) == 4, "nothing is masked"
     x[1, 1] = np.ma.masked
-    with pytest.raises(UserError, match="values are masked, but every sample is used: give an array without a mask"):
-        arrays.from_arrays(x, [0, 1, 0, 1], x, [0, 1, 0, 1])
+    y = [0, 1, 0, 1]
+    told = "values are masked, but all are used: give arrays without masks, or fill them.$"
+    with pytest.raises(UserError, match=f"^arrays: {told}"):
+        arrays.from_arrays(x, y, x, y)
+    for rows in (x, list(x)):
+        with pytest.raises(UserError, match=f"^arrays: worker 0: {told}"):
+            arrays.from_workers([(rows, y)])
+
+    class Masked(torch.utils.data.Dataset):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+            return x[index], y[index]
+
+    with pytest.raises(UserError, match=f"^arrays: worker 0: {told}"):
+        arrays.from_workers([Masked()])
 
 
 @pytest.mark.parametrize("kind", ["U", "S"])

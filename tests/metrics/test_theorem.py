@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyheads.metrics.theorem import Problem, constants, describe
+from manyheads.metrics.theorem import Problem, assess, constants, describe
 from manyheads.topology import Mixing, build_mixing
 
 
@@ -61,13 +61,13 @@ def test_some_are_within_reach() -> None:
 
 
 def test_lines_for_a_graph() -> None:
-    lines = dict(describe(build_mixing("ring", 4)))
+    lines = dict(describe(assess(build_mixing("ring", 4))))
     assert "vacuous" in lines["theorem 1"]
     assert lines["  C"] == "10^2.2"
     assert lines["  1 - q"] == "10^-2.5 (spectral gap 10^-0.2)"
     assert lines["  largest beta"].startswith("10^-6.0 ")
     assert lines["  fewest rounds"] == "10^12.5 as printed, 10^26.2 repaired"
-    assert "within reach" in dict(describe(build_mixing("full", 2), lipschitz=0.01))["theorem 1"]
+    assert "within reach" in dict(describe(assess(build_mixing("full", 2), lipschitz=0.01)))["theorem 1"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_lines_for_a_graph() -> None:
     ids=["changes", "not doubly stochastic"],
 )
 def test_where_the_theorem_says_nothing(mixing: Mixing) -> None:
-    ((label, text),) = describe(mixing)
+    ((label, text),) = describe(assess(mixing))
     assert label == "theorem 1"
     assert "does not apply" in text
 

@@ -154,5 +154,7 @@ def test_before_they_meet_the_first_of_a_host_speaks(
     monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
     if torchrun:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert meeting.failure("mine", interrupted=True) == ("mine" if rank == "0" else None)
+    assert not waited, "after Ctrl-C nobody waits"
     assert meeting.failure("mine") == ("mine" if rank == "0" or torchrun else None)
     assert bool(waited) == waits

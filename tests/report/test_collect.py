@@ -81,6 +81,15 @@ def test_objects_of_one_kind_are_told_apart(tmp_path: Path, write_run):
     assert {str(setting) for setting in open_comparison(tmp_path).settings} == {"data arrays", "data arrays bbbbbbbb"}
 
 
+@pytest.mark.parametrize("content", [7, []])
+def test_a_hash_that_is_none_names_nothing(tmp_path: Path, write_run, content: object):
+    path = write_run(tmp_path / "run") / "experiment.json"
+    arrays = {"kind": "arrays", "sha256": content}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "data": arrays}))
+    (found,) = find_runs(tmp_path).runs
+    assert found.options["data"] == arrays
+
+
 def test_only_some_of_the_runs_under_a_folder(tmp_path: Path, write_run):
     shutil.copytree(write_run(tmp_path / "run"), tmp_path / "copy")
     (found,) = find_runs(tmp_path, {tmp_path / "run"}).runs

@@ -54,6 +54,20 @@ def test_systems_are_compared_on_one_code_but_for_their_own(tmp_path: Path, writ
     assert len(open_comparison(tmp_path).systems) == 2
 
 
+def test_code_that_changed_is_not_taken_for_an_effect_of_the_graph(tmp_path: Path, write_run):
+    for graph, model in (("ring", "old"), ("full", "new")):
+        for algorithm in ("deprl", "d-psgd"):
+            path = write_run(tmp_path / f"{algorithm}-{graph}", algorithm, graph=graph)
+            (path / "code.json").write_text(json.dumps({"python": "3.11", "model": model}))
+    with pytest.raises(UserError, match="were run with different code in their model: move one away"):
+        open_comparison(tmp_path)
+    # Of another version of Python nobody can tell.
+    for algorithm in ("deprl", "d-psgd"):
+        code = {"python": "3.12", "model": "new"}
+        (tmp_path / f"{algorithm}-full" / "code.json").write_text(json.dumps(code))
+    assert len(open_comparison(tmp_path).settings) == 2
+
+
 def test_a_seed_counts_once_and_for_one_code(tmp_path: Path, write_run):
     for place, code in (("a", "old"), ("b", "new")):
         path = write_run(tmp_path / place, "deprl", seed=1 if place == "a" else 2)

@@ -169,6 +169,13 @@ def test_the_best_is_best_over_the_seeds_that_all_have(tmp_path: Path, write_run
     assert (seeds["DePRL"], seeds["Local"]) == ("1, 2", "2, 3"), "over which each mean is"
 
 
+def test_all_that_are_level_are_named(tmp_path: Path, write_run):
+    for algorithm in ("deprl", "d-psgd", "local", "fedavg"):
+        score = 0.4 if algorithm == "fedavg" else 0.5
+        _set(write_run(tmp_path / algorithm, algorithm), accuracy_mean=score)
+    assert ", level with D-PSGD and Local." in outcome(open_comparison(tmp_path), 0)
+
+
 @pytest.mark.parametrize(("deprl", "local"), [((0.1, 0.3, 0.4), (0.4, 0.1, 0.3)), ((0.7, 0.55, 0.4), (0.4, 0.7, 0.55))])
 def test_what_differs_by_how_it_was_summed_is_equal(
     deprl: tuple[float, ...], local: tuple[float, ...], tmp_path: Path, write_run

@@ -33,6 +33,21 @@ def test_what_is_equal_as_printed_is_as_bold(tmp_path: Path, write_run):
     assert cells == [r"$\mathbf{90.0}$ \\", r"$\mathbf{90.0}$ \\", r"$89.9$ \\"]
 
 
+def test_bold_is_what_is_best_over_the_seeds_that_all_have(tmp_path: Path, write_run):
+    for algorithm, seed, level in (("deprl", 1, 0.75), ("deprl", 2, 0.5), ("d-psgd", 2, 0.6), ("d-psgd", 3, 0.55)):
+        write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed, level=level)
+    _, lines = _parts(latex.tabular(open_comparison(tmp_path)))
+    deprl, d_psgd = (line for line in lines if line.startswith("D"))
+    assert "mathbf" not in deprl and r"D-PSGD & $\mathbf{" in d_psgd
+
+
+def test_seeds_that_differ_are_not_one(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "deprl", seed=1)
+    write_run(tmp_path / "b", "d-psgd", seed=2)
+    about, lines = _parts(latex.tabular(open_comparison(tmp_path)))
+    assert "One seed each, not the same one." in about and "mathbf" not in "".join(lines)
+
+
 def test_a_single_run_has_neither_deviation_nor_best(tmp_path: Path, write_run):
     write_run(tmp_path / "a")
     about, lines = _parts(latex.tabular(open_comparison(tmp_path)))

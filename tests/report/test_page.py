@@ -146,10 +146,16 @@ def test_a_regression_is_reported_without_percent(tmp_path: Path, write_run):
     assert "majority floor" not in text
 
 
-def test_a_page_that_is_none_of_ours_is_replaced(tmp_path: Path, write_run):
+@pytest.mark.parametrize("content", [b"\xe9\xff<html>", b'<a href="figures/mine.png">'])
+def test_a_page_that_is_none_of_ours_stays_with_its_pictures(tmp_path: Path, write_run, content: bytes):
     write_run(tmp_path / "a")
-    (tmp_path / "report.html").write_bytes(b"\xe9\xff<html>")
-    assert b"<!doctype" in write(open_comparison(tmp_path)).read_bytes()[:200].lower()
+    page, picture = tmp_path / "report.html", tmp_path / "figures" / "mine.png"
+    picture.parent.mkdir()
+    page.write_bytes(content)
+    picture.write_bytes(b"")
+    with pytest.raises(UserError, match=r"report\.html is no report of manyheads .* move it away"):
+        write(open_comparison(tmp_path))
+    assert page.read_bytes() == content and [*picture.parent.iterdir()] == [picture]
 
 
 def test_what_an_earlier_report_has_left_goes_with_it(tmp_path: Path, write_run):
@@ -165,6 +171,7 @@ def test_what_an_earlier_report_has_left_goes_with_it(tmp_path: Path, write_run)
     write(open_comparison(tmp_path))
     assert any("full" in name for name in both) and not any("full" in name for name in files())
     assert own.exists(), "it is not the report's"
+    assert '<meta name="generator" content="manyheads ' in (tmp_path / "report.html").read_text()
     alone = write_run(tmp_path / "alone" / "a", "deprl").parent
     write(open_comparison(alone))
     assert files() - {"mine.png"} == {path.name for part in ("figures", "csv") for path in (alone / part).iterdir()}

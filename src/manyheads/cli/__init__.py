@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             give_up()
         return _fail(str(error))
     except KeyboardInterrupt as error:
-        return _fail(str(error) or "stopped.", STOPPED)
+        return _show(_to_show(_line(str(error) or "stopped."), interrupted=True), STOPPED)
     except BrokenPipeError:
         # The reader of our output is gone; Python must not try to flush the rest of it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -100,8 +100,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _fail(message: str, status: int = 2) -> int:
-    return _show(_to_show(_line(message)), status)
+def _fail(message: str) -> int:
+    return _show(_to_show(_line(message)), 2)
 
 
 def _line(message: str) -> str:
@@ -109,13 +109,13 @@ def _line(message: str) -> str:
     return one_line(f"{who} {message}")
 
 
-def _to_show(line: str) -> str | None:
+def _to_show(line: str, *, interrupted: bool = False) -> str | None:
     """What to show of a failure: with several processes, one on each machine shows the line of the first to fail."""
     if not started_together():
         return line
     from manyheads.network.meeting import failure
 
-    return failure(line)
+    return failure(line, interrupted=interrupted)
 
 
 def _show(line: str | None, status: int) -> int:

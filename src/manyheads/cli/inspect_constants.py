@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 from manyheads.cli.parser import Parser, path
 
 if TYPE_CHECKING:
+    from manyheads.algorithms import State
     from manyheads.checkpoint import Snapshot
+    from manyheads.metrics.theorem import Assessment
     from manyheads.session import Session
 
 HELP = "smoothness and noise where a run stands, and Theorem 1 with them"
@@ -66,7 +68,8 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
     from manyheads.topology import is_graph
 
     ctx, algorithm, parts = session.ctx, session.experiment.algorithm, (REPRESENTATION, HEAD)
-    point = at_mean(algorithm.models(restore(session, snapshot, starting_state(algorithm, ctx)), ctx), ctx)
+    first = starting_state(algorithm, ctx)
+    point = at_mean(algorithm.models(restore(session, snapshot, first), ctx), ctx)
     curvature = [float(smoothness(point, part, ctx).max()) for part in parts]
     noise = [float(gradient_noise(point, part, ctx).mean()) for part in parts]
     varsigma = variability(point, ctx)
@@ -79,31 +82,34 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
         ("varsigma^2", f"{varsigma:.3g}: how far apart the workers' gradients of the representation lie"),
         ("rates", f"{rates[0]:.3g} for the representation, {rates[1]:.3g} for the heads"),
     ]
-    if is_graph(session.experiment.graph):
-        tau, lipschitz = max(1, algorithm.head_passes), max(curvature)
-        lines += theorem.describe(session.mixing, lipschitz=lipschitz, tau=tau)
-        if lipschitz > 0 and theorem.assess(session.mixing).constants:
-            lines += _bound(session, tau, lipschitz, max(noise), varsigma)
-    return lines
+    if not is_graph(session.experiment.graph):
+        return lines
+    if not any(curvature):
+        return [*lines, ("theorem 1", "says nothing where L is 0")]
+    known = theorem.assess(session.mixing, lipschitz=max(curvature), tau=max(1, algorithm.head_passes))
+    lines += theorem.describe(known)
+    return lines if known.constants is None else [*lines, *_bound(session, first, known, max(noise), varsigma)]
 
 
-def _bound(session: "Session", tau: int, lipschitz: float, noise: float, variability: float) -> list[tuple[str, str]]:
+def _bound(
+    session: "Session", first: "State", known: "Assessment", noise: float, variability: float
+) -> list[tuple[str, str]]:
     """Theorem 1's bound with what was measured, and its terms, as (label, value) lines."""
-    from manyheads.algorithms.checking import starting_state
     from manyheads.metrics.theorem import Problem
 
-    ctx, algorithm = session.ctx, session.experiment.algorithm
-    begun = algorithm.models(starting_state(algorithm, ctx), ctx)
+    ctx = session.ctx
+    begun = session.experiment.algorithm.models(first, ctx)
     terms = Problem(
         start_loss=float(ctx.engine.evaluate(begun.params, begun.buffers, session.federation.train).loss.mean()),
         rounds=session.experiment.recipe.rounds,
         workers=len(ctx.ids),
         beta=ctx.rates.lr,
         alpha=ctx.rates.head_lr,
-        tau=tau,
-        lipschitz=lipschitz,
+        tau=known.tau,
+        lipschitz=known.lipschitz,
         noise=noise,
         variability=variability,
     ).bound()
-    total = ("  its bound", f"{sum(terms.values()):.3g} on the mean of M(k), if the first rates were small enough")
+    when = "if the first rates were kept, and as small as the theorem asks"
+    total = ("  its bound", f"{sum(terms.values()):.3g} on the mean of M(k), {when}")
     return [total, *((f"    {name}", f"{term:.3g}") for name, term in terms.items())]

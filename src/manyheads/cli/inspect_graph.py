@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> None:
     figures.check_name(out)
     links = topology.edges(mixing)
     with waiting("measuring"):
-        lines = [*topology.describe(mixing), *theorem.describe(mixing)]
+        lines = [*topology.describe(mixing), *theorem.describe(theorem.assess(mixing))]
     if len(links) > drawing.MOST_LINKS:
         lines.append(("drawn", f"{drawing.MOST_LINKS:,} of the links, chosen at random"))
     print(facts(lines))

@@ -71,7 +71,7 @@ def from_arrays(
     sample. Without a test part ``hold_out`` chooses one.
     """
     parts = _parts(name, x, y, x_test, y_test, user, user_test)
-    return _dataset(name, *parts, num_classes, notes=_rounding(name, _numpy(x)))
+    return _dataset(name, *parts, num_classes, notes=_rounding(name, _numpy(name, x)))
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -223,7 +223,9 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
     """Inputs and targets of a torch Dataset with a length."""
     try:
         samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
-        return [_numpy(x) for x, _ in samples], [_numpy(y) for _, y in samples]
+        return [_numpy(where, x) for x, _ in samples], [_numpy(where, y) for _, y in samples]
+    except UserError:
+        raise
     except (TypeError, ValueError, NotImplementedError) as error:
         raise UserError(
             f"{where} cannot be read ({error}): give a Dataset with a length, whose samples are (x, y)."
@@ -245,7 +247,9 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     if x is None or y is None:
         raise UserError(f"{where} lacks {'x' if x is None else 'y'}: give both.")
     try:
-        inputs, targets = _numpy(x), _numpy(y)
+        inputs, targets = _numpy(where, x), _numpy(where, y)
+    except UserError:
+        raise
     except (ValueError, TypeError) as error:
         raise UserError(f"{where}: x or y is not an array ({error}): give arrays of numbers of one shape.") from None
     if inputs.ndim < 2 or inputs.dtype.kind not in "buif":
@@ -292,7 +296,7 @@ def _hint(targets: np.ndarray) -> str:
 
 def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
     """The users' names as given, [samples]."""
-    names = _numpy(user)
+    names = _numpy(where, user)
     if names.shape != (num_samples,) or names.dtype.kind not in "biuUS":
         raise UserError(
             f"{where}: {name} is {names.dtype} {list(names.shape)}: give one whole number or name for each sample."
@@ -305,8 +309,9 @@ def _numbered(users: np.ndarray) -> Tensor:
     return torch.from_numpy(np.unique(users, return_inverse=True)[1].astype(np.int64))
 
 
-def _numpy(values: Array) -> np.ndarray:
-    if np.ma.is_masked(values):
+def _numpy(where: str, values: Array) -> np.ndarray:
+    rows = values if isinstance(values, list | tuple) else ()
+    if np.ma.is_masked(values) or any(map(np.ma.is_masked, rows)):
         # Without its mask an array holds numbers that are not meant.
-        raise UserError("values are masked, but every sample is used: give an array without a mask, or fill it.")
+        raise UserError(f"{where}: values are masked, but all are used: give arrays without masks, or fill them.")
     return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)

@@ -279,7 +279,8 @@ class LocalEngine:
         # Whatever the caller's gradient mode is: every thread has its own.
         run = torch.enable_grad()(work)
         try:
-            with self.precision.settings(self.device):
+            # Last batches come in many shapes.
+            with self.precision.settings(self.device, tune=False):
                 return self.threads.map(run, items) if self.device.type == "cpu" else [run(item) for item in items]
         finally:
             self._let_go()

@@ -43,8 +43,11 @@ class Precision:
         return frozenset(f"{name}.{own}" for name, layer in layers for own, _ in layer.named_parameters(recurse=False))
 
     @contextmanager
-    def settings(self, device: torch.device) -> Iterator[None]:
-        """Inside, torch's global settings are those of this precision; afterwards they are what they were."""
+    def settings(self, device: torch.device, *, tune: bool = True) -> Iterator[None]:
+        """Inside, torch's global settings are those of this precision; afterwards they are what they were.
+
+        ``tune``: let cuDNN try its kernels on every new shape, which pays where few shapes come often.
+        """
         if device.type != "cuda":
             yield
             return
@@ -52,7 +55,8 @@ class Precision:
         before = (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
         details: Any = torch.utils.deterministic
         strict, filled = torch.are_deterministic_algorithms_enabled(), details.fill_uninitialized_memory
-        _set("high" if self.tensor_cores else "highest", self.tensor_cores, not self.deterministic, self.deterministic)
+        benchmark = tune and not self.deterministic
+        _set("high" if self.tensor_cores else "highest", self.tensor_cores, benchmark, self.deterministic)
         if self.deterministic and not strict:
             torch.use_deterministic_algorithms(True, warn_only=True)
             # Filling takes time, and nothing here reads memory before it is written.

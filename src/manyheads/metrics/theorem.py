@@ -101,6 +101,8 @@ class Assessment:
     gap: float
     constants: TheoremConstants | None
     """None: the theorem does not apply, as it takes one doubly stochastic P that mixes."""
+    lipschitz: float
+    tau: int
 
     @property
     def verdict(self) -> str:
@@ -118,25 +120,24 @@ class Assessment:
 
 
 def assess(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> Assessment:
-    """The spectral gap of a mixing, and the constants beside it."""
+    """The spectral gap of a mixing, and the constants beside it; L is above 0."""
     weights = mixing.rows(0).weights
     smallest = float(weights[weights > 0].min())
     applies = mixing.period == 1 and mixing.doubly_stochastic and smallest < 1
     found = constants(smallest, mixing.num_workers, lipschitz=lipschitz, tau=tau) if applies else None
-    return Assessment(spectral(mixing).gap, found)
+    return Assessment(spectral(mixing).gap, found, lipschitz, tau)
 
 
-def describe(mixing: Mixing, *, lipschitz: float = 1.0, tau: int = 2) -> list[tuple[str, str]]:
-    """Theorem 1's constants for a mixing as (label, value) lines, the spectral gap beside them."""
-    known = assess(mixing, lipschitz=lipschitz, tau=tau)
-    gap, found = known.gap, known.constants
+def describe(known: Assessment) -> list[tuple[str, str]]:
+    """Theorem 1's constants as (label, value) lines, the spectral gap beside them."""
+    gap, found, lip = known.gap, known.constants, known.lipschitz
     if found is None:
         return [("theorem 1", "does not apply: it needs workers that mix, with one doubly stochastic P for all rounds")]
     return [
-        ("theorem 1", f"its constants for L = {lipschitz:.3g}, tau = {tau} ({known.verdict}), beside the spectral gap"),
+        ("theorem 1", f"its constants for L = {lip:.3g}, tau = {known.tau} ({known.verdict}), beside the spectral gap"),
         ("  C", _power(found.c)),
         ("  1 - q", f"{_power(found.one_minus_q)} (spectral gap {_power(log10(gap) if gap > 0 else -inf)})"),
-        ("  largest beta", f"{_power(found.beta)} (rule of thumb: a share of gap / L = {gap / lipschitz:.2g})"),
+        ("  largest beta", f"{_power(found.beta)} (rule of thumb: a share of gap / L = {gap / lip:.2g})"),
         ("  fewest rounds", f"{_power(found.rounds_printed)} as printed, {_power(found.rounds_repaired)} repaired"),
     ]
 

@@ -34,20 +34,20 @@ def join(timeout: float, device: torch.device) -> Processes:
     return _joined
 
 
-def failure(line: str) -> str | None:
+def failure(line: str, *, interrupted: bool = False) -> str | None:
     """What to show when this process fails with a ``line``; None: another process on this machine shows it.
 
     Before the processes have met, the first on each host shows its own line; if that would be a process 0 that never
-    came, process 1 does.
+    came, process 1 does. ``interrupted``: all are, and nobody waits for another.
     """
     if _joined is not None:
         return _joined.failure(line)
     if local_rank() == 0 or (_looking and os.environ["RANK"] == "1"):
         return line
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
+    if interrupted or "TORCHELASTIC_RUN_ID" not in os.environ:
         return None
     # torchrun stops all processes when one has failed. So the first, which may be slower, is given the time to show its
-    # line, and this process is stopped then. If it is not, then this line is another one.
+    # line, and this process is stopped then. If it is not, the first has not failed, or is slower still.
     time.sleep(_FIRST_SPEAKS_SECONDS)
     return line
 

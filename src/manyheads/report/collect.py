@@ -145,7 +145,7 @@ class _Names:
             # ``kind`` alone is shown of it.
             name: {"kind": self._name(shown(value), value["sha256"]), "sha256": value["sha256"]}
             for name, value in run.description.items()
-            if isinstance(value, dict) and "sha256" in value
+            if isinstance(value, dict) and isinstance(value.get("sha256"), str)
         }
         data = run.description["data"]
         if is_own_file(data) and not is_site_path(data) and (digest := saved_data_digest(run.path / PARTITION)):

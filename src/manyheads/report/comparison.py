@@ -11,7 +11,7 @@ from typing import Any
 from manyheads.algorithms import REGISTRY, attribute_of, title_of
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment
-from manyheads.own_code import changed
+from manyheads.own_code import PYTHON
 from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.report.naming import shown, slugs, words
@@ -170,8 +170,7 @@ def compare(found: Found) -> Comparison:
         if here:
             _check_seeds(found.folder, system, here)
             cells[i, j] = tuple(sorted(here, key=lambda run: run.seed))
-    for j in range(len(settings)):
-        _check_code(found.folder, [cells[i, j][0] for i in range(len(systems)) if (i, j) in cells])
+    _check_code(found.folder, runs)
     return Comparison(
         folder=found.folder,
         systems=tuple(systems),
@@ -243,19 +242,20 @@ def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None
                 " or report on them separately."
             )
     for one, other in itertools.combinations(runs, 2):
-        pair = " and ".join(_within(folder, run.path) for run in (one, other))
-        if name := changed(one.code, other.code):
-            raise UserError(f"{pair} under {folder} were run with different code in their {name}: move one away.")
         if one.seed == other.seed:
+            pair = " and ".join(_within(folder, run.path) for run in (one, other))
             raise UserError(f"{pair} under {folder} are both {system.label} with seed {one.seed}: move one away.")
 
 
 def _check_code(folder: Path, runs: Sequence[Finished]) -> None:
-    """Refuse runs of different systems in one setting whose own code differs in more than the algorithm."""
-    for one, other in itertools.pairwise(runs):
-        before, after = ({name: run.code[name] for name in run.code if name != "algorithm"} for run in (one, other))
-        if name := changed(before, after):
-            pair = " and ".join(_within(folder, run.path) for run in (one, other))
+    """Refuse runs in which code of one name differs: the algorithm's, or that of an option such as the model."""
+    first: dict[str, Finished] = {}
+    for run, name in ((one, name) for one in runs for name in one.code if name != PYTHON):
+        of = run.algorithm if name == "algorithm" else run.options.get(name)
+        # Two versions of Python compile the same lines into different code.
+        earlier = first.setdefault(json.dumps([name, of, run.code.get(PYTHON)]), run)
+        if earlier.code[name] != run.code[name]:
+            pair = " and ".join(_within(folder, each.path) for each in (earlier, run))
             raise UserError(f"{pair} under {folder} were run with different code in their {name}: move one away.")
 
 

@@ -141,9 +141,14 @@ class _Lead(NamedTuple):
 
 def _lead(comparison: Comparison, setting: int, best: int) -> _Lead | None:
     """How far the best system is ahead of the next; None: there is no other."""
-    gaps = {i: difference(comparison, setting, best, i) for i in range(len(comparison.systems)) if i != best}
-    leads = [_Lead(i, gap) for i, gap in gaps.items() if gap is not None]
+    leads = [_Lead(i, gap) for i, gap in _gaps(comparison, setting, best).items()]
     return min(leads, key=lambda lead: lead.gap.mean, default=None)
+
+
+def _gaps(comparison: Comparison, setting: int, best: int) -> dict[int, Stat]:
+    """How far the best system is ahead of each other one."""
+    gaps = {i: difference(comparison, setting, best, i) for i in range(len(comparison.systems)) if i != best}
+    return {i: gap for i, gap in gaps.items() if gap is not None}
 
 
 def _ahead(comparison: Comparison, setting: int, best: int) -> str:
@@ -153,7 +158,8 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
         return ""
     second, gap = lead
     if gap.mean == 0:
-        return f", level with {comparison.systems[second].label}"
+        level = [comparison.systems[i].label for i, gap in _gaps(comparison, setting, best).items() if gap.mean == 0]
+        return f", level with {_listed(level)}"
     mean = comparison.score(gap.mean)
     error = "" if gap.error is None else f" (standard error {no_finer(comparison.score(gap.error), mean)})"
     fewer = any(gap.count < len(comparison.cells[i, setting]) for i in (best, second))

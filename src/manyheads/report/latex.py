@@ -7,7 +7,7 @@ from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison
 from manyheads.report.findings import caveats
 from manyheads.report.naming import shown, words
-from manyheads.report.numbers import Stat, at_end, best_system, majority_floor
+from manyheads.report.numbers import Stat, at_end, best_systems, majority_floor
 from manyheads.units import no_finer
 
 _ESCAPES = str.maketrans(
@@ -28,7 +28,8 @@ _ESCAPES = str.maketrans(
 def tabular(comparison: Comparison) -> str:
     """A complete ``tabular``, after lines of comment that say what its numbers are."""
     settings = range(len(comparison.settings))
-    best = [_best_shown(comparison, j) if len(comparison.systems) > 1 else None for j in settings]
+    several, show = len(comparison.systems) > 1, comparison.score
+    best = [best_systems(comparison, j, shown=show) if several else [] for j in settings]
     heads = [
         [_escaped(words(name)), *(_escaped(shown(setting.values[name])) for setting in comparison.settings)]
         for name in comparison.grid
@@ -37,7 +38,7 @@ def tabular(comparison: Comparison) -> str:
         [
             _escaped(system.label),
             *(
-                _cell(at_end(comparison.cells.get((i, j), ()), "accuracy_mean"), comparison.score, best=best[j])
+                _cell(at_end(comparison.cells.get((i, j), ()), "accuracy_mean"), show, bold=i in best[j])
                 for j in settings
             ),
         ]
@@ -53,7 +54,7 @@ def tabular(comparison: Comparison) -> str:
         *map(_row, systems),
     ]
     if any(floors):
-        lines += [r"\midrule", _row(["majority floor", *(_cell(floor, comparison.score) for floor in floors)])]
+        lines += [r"\midrule", _row(["majority floor", *(_cell(floor, show) for floor in floors)])]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
@@ -66,7 +67,7 @@ def _about(comparison: Comparison) -> list[str]:
         f"Numbers: {comparison.score_name}{unit} after the last round, mean over workers, each on its test samples.",
     ]
     if counts[-1] == 1:
-        said.append("From a single seed.")
+        said.append("From a single seed." if len(comparison.seeds) == 1 else "One seed each, not the same one.")
     else:
         seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
         said.append(rf"Mean over {seeds} seeds; \pm is the sample deviation (n - 1) over these seeds.")
@@ -83,18 +84,11 @@ def _about(comparison: Comparison) -> list[str]:
     return [f"% {line}" for line in (*said, *map(_escaped, caveats(comparison)))]
 
 
-def _best_shown(comparison: Comparison, setting: int) -> str | None:
-    """The best mean of a setting as it is printed."""
-    best = best_system(comparison, setting)
-    found = None if best is None else at_end(comparison.cells[best, setting], "accuracy_mean")
-    return None if found is None else comparison.score(found.mean)
-
-
-def _cell(found: Stat | None, show: Callable[[float], str], *, best: str | None = None) -> str:
+def _cell(found: Stat | None, show: Callable[[float], str], *, bold: bool = False) -> str:
     if found is None:
         return "--"
     mean = show(found.mean)
-    printed = rf"\mathbf{{{_number(mean)}}}" if mean == best else _number(mean)
+    printed = rf"\mathbf{{{_number(mean)}}}" if bold else _number(mean)
     deviation = "" if found.deviation is None else rf" \pm {_number(no_finer(show(found.deviation), mean))}"
     return f"${printed}{deviation}$"
 

@@ -1,6 +1,6 @@
 """The numbers of a comparison: means and deviations over seeds, at the end and by round, and who is ahead."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -103,12 +103,22 @@ def best_system(comparison: Comparison, setting: int) -> int | None:
 
 
 def best_systems(
-    comparison: Comparison, setting: int, metric: str = "accuracy_mean", *, highest: bool = True
+    comparison: Comparison,
+    setting: int,
+    metric: str = "accuracy_mean",
+    *,
+    highest: bool = True,
+    shown: Callable[[float], object] | None = None,
 ) -> list[int]:
-    """The systems that are ahead in a setting, over the seeds that all of them have: one, or several that are equal."""
+    """The systems that are ahead in a setting, over the seeds that all of them have: one, or several that are equal.
+
+    ``shown``: how the metric is printed, if what prints the same is equal too.
+    """
     alike = _alike(comparison, setting, metric)
     means = {i: found.mean for i, runs in alike.items() if (found := at_end(runs, metric)) is not None}
     best = (max if highest else min)(means.values(), default=0.0)
+    if shown is not None:
+        return [i for i, mean in means.items() if shown(mean) == shown(best)]
     return [i for i, mean in means.items() if abs(mean - best) <= _ROUNDING]
 
 

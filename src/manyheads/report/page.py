@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import manyheads
+from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing
 from manyheads.report import findings, mixing, options, rates, table
 from manyheads.report.chapters import Chapter, of_setting, of_systems
@@ -33,6 +34,8 @@ def write(comparison: Comparison) -> Path:
 
     Nothing is written before all of it is made.
     """
+    page_path = comparison.folder / NAME
+    earlier = _files_of_earlier(page_path)
     parts = [
         Part(str(setting), findings.outcome(comparison, j), of_setting(comparison, j))
         for j, setting in enumerate(comparison.settings)
@@ -47,9 +50,6 @@ def write(comparison: Comparison) -> Path:
         files[f"figures/{picture.name}.svg"] = picture.svg
         files[f"figures/{picture.name}.png"] = picture.png
         files[f"figures/{picture.name}.pdf"] = picture.pdf()
-    for name in _files_beside(comparison.folder / NAME) - files.keys():
-        # Of an earlier report, with other pictures: beside this one it would be taken for one of its own.
-        (comparison.folder / name).unlink(missing_ok=True)
     for name, content in {**files, NAME: page.encode()}.items():
         path = comparison.folder / name
         # It belongs to the runs that it is about: nobody can ask for another place.
@@ -57,12 +57,20 @@ def write(comparison: Comparison) -> Path:
             path.parent.mkdir(exist_ok=True)
             with replacing(path) as file:
                 file.write(content)
-    return comparison.folder / NAME
+    for name in earlier - files.keys():
+        # Beside this report it would be taken for one of its own.
+        with disk_errors(page_path, "report on a copy of the folder"):
+            (comparison.folder / name).unlink(missing_ok=True)
+    return page_path
 
 
-def _files_beside(page: Path) -> set[str]:
-    """The pictures and tables that a report, if there is one, leads to."""
-    text = page.read_text(encoding="utf-8", errors="replace") if page.exists() else ""
+def _files_of_earlier(page: Path) -> set[str]:
+    """The pictures and tables that an earlier report leads to; a page of somebody else's is not overwritten."""
+    if not page.exists():
+        return set()
+    text = page.read_text(encoding="utf-8", errors="replace")
+    if '<meta name="generator" content="manyheads ' not in text:
+        raise UserError(f"{page} is no report of manyheads and would be overwritten: move it away.")
     return set(re.findall(r'href="((?:figures|csv)/[\w.-]+)"', text))
 
 
