@@ -22,7 +22,7 @@ ABOUT = "Make the runs behind a table or figure of the DePRL paper and report on
 EXAMPLES = """\
 examples:
   manyheads study --list
-  manyheads study table3 --quick           # a small version, in a minute at most
+  manyheads study table3 --quick           # a small version, a minute at most
   manyheads study table3 --dry-run         # its runs, their time and memory
   manyheads study table3 --only data=cifar10 seed=1 --data-dir DIR
   manyheads study all --budget-seconds 600 --no-checkpoints
