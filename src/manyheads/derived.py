@@ -130,14 +130,12 @@ def exchange_of(experiment: Experiment) -> dict[str, Any]:
 def rates_of(experiment: Experiment) -> Rates:
     """The optimiser's numbers, Corollary 1's where asked for: beta = sqrt(N/K), alpha = 1/(tau sqrt(K))."""
     recipe = experiment.recipe
-    lr, head_lr = recipe.lr, recipe.head_lr
+    lr, head_lr, decay = recipe.lr, recipe.head_lr, recipe.decay
     if experiment.schedule == "corollary":
         # If heads never move by themselves, tau is 0 and their rate is not used.
         tau = max(1, experiment.algorithm.head_passes)
-        lr, head_lr = (experiment.workers / recipe.rounds) ** 0.5, 1 / (tau * recipe.rounds**0.5)
-    return Rates(
-        lr, head_lr, recipe.momentum, recipe.weight_decay, recipe.clip or None, recipe.decay, experiment.schedule
-    )
+        lr, head_lr, decay = (experiment.workers / recipe.rounds) ** 0.5, 1 / (tau * recipe.rounds**0.5), 1.0
+    return Rates(lr, head_lr, recipe.momentum, recipe.weight_decay, recipe.clip or None, decay)
 
 
 def pick_device(name: str) -> torch.device:

@@ -15,8 +15,8 @@ from manyheads.data.shards import Shards
 from manyheads.engine.phase import Evaluation
 from manyheads.errors import Diverged
 from manyheads.metrics.accuracy import summarise
-from manyheads.metrics.consensus import consensus_error, consensus_errors
 from manyheads.metrics.similarity import mean_cosines
+from manyheads.metrics.spread import consensus
 from manyheads.record import Record
 from manyheads.session import Session
 from manyheads.store.layout import CHECKPOINT
@@ -72,7 +72,7 @@ def _all_finite(state: State, session: Session) -> list[bool]:
 def _advice(phases: Collection[str], session: Session) -> str:
     """What to do about inputs or rates that are too large, and which checkpoint is left."""
     rates, out = session.ctx.rates, session.runtime.out
-    if rates.schedule == "corollary":
+    if session.experiment.schedule == "corollary":
         advice = f"give more --rounds, which lower the corollary's rates (now {rates.lr:g} and {rates.head_lr:g})"
     else:
         # All phases are named, as a loss may diverge in one because the phase before it went wrong.
@@ -98,8 +98,9 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
     }
     if ctx.network.may_gather_private:
         if not ctx.missing(end):
-            values["consensus_error"], values["consensus_error_relative"] = consensus_errors(mixed.params, ctx.network)
-            values["consensus_error_before_mixing"] = consensus_error(before.params, ctx.network)
+            apart = consensus(mixed.params, ctx.network)
+            values["consensus_error"], values["consensus_error_relative"] = apart.variance, apart.relative
+            values["consensus_error_before_mixing"] = consensus(before.params, ctx.network).variance
         if session.processes.count == 1:
             # Heads never go through the network. With several processes they are compared at the end, on disk.
             values |= mean_cosines(session.experiment.algorithm.models(end, ctx).params)

@@ -36,11 +36,9 @@ class Masked(nn.Module):
 
 
 def test_rates_fall_and_nothing_else_does() -> None:
-    rates = Rates(0.4, 0.8, 0.9, 0.01, 5.0, decay=0.5, schedule="decay")
+    rates = Rates(0.4, 0.8, 0.9, 0.01, 5.0, decay=0.5)
     assert [rates.sgd(round) for round in (0, 1, 3)] == [SGD(lr, 0.9, 0.01, 5.0) for lr in (0.4, 0.2, 0.05)]
     assert [rates.sgd(round, head=True) for round in (0, 3)] == [SGD(lr, 0.9, 0.01, 5.0) for lr in (0.8, 0.1)]
-    constant = replace(rates, schedule="corollary")
-    assert constant.sgd(3) == SGD(0.4, 0.9, 0.01, 5.0) and constant.sgd(3, head=True) == SGD(0.8, 0.9, 0.01, 5.0)
 
 
 def test_steps_go_before_passes_even_when_there_are_none() -> None:

@@ -117,8 +117,8 @@ def test_every_engine_computes_in_the_precision_it_is_given(problem, phase, name
     @dataclass(frozen=True)
     class Watched(Precision):
         @contextmanager
-        def settings(self, device: torch.device) -> Iterator[None]:
-            entered.append(device.type)
+        def settings(self, device: torch.device, *, tune: bool = True) -> Iterator[None]:
+            entered.append((device.type, tune))
             yield
 
     p = problem("mlp")
@@ -126,7 +126,7 @@ def test_every_engine_computes_in_the_precision_it_is_given(problem, phase, name
     engine.fit(p.params, p.buffers, phase(), 0)
     engine.evaluate(p.params, p.buffers, p.work.train)
     engine.gradient(p.params, p.buffers, phase(), 0)
-    assert entered == ["cpu"] * 3
+    assert entered == [("cpu", False)] * 3, "without trying kernels on every shape of a last batch"
 
 
 def test_an_unknown_engine_is_named_with_the_nearest():

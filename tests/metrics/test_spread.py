@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from manyheads.metrics import spread as module
-from manyheads.metrics.consensus import consensus_errors
-from manyheads.metrics.spread import spread, square_norms
+from manyheads.metrics.spread import consensus, spread, square_norms
 from manyheads.network.in_process import InProcess
 from manyheads.topology import build_mixing
 
@@ -40,16 +39,35 @@ def test_single_precision_is_summed_in_double() -> None:
     assert spread({"head.a": rows}, network(2)) == ((2.0**24 + 1) ** 2, 1.0)
 
 
+def test_consensus_is_about_representations_alone() -> None:
+    params = {
+        "representation.a": torch.tensor([[1.0, 0.0], [3.0, 0.0], [5.0, 3.0]]),
+        "representation.b": torch.tensor([[0.0], [0.0], [3.0]]),
+        "head.w": torch.tensor([[100.0], [0.0], [-100.0]]),
+    }
+    # phibar = (3, 1, 1): squared distances 4+1+1, 0+1+1, 4+4+4.
+    found = consensus(params, network(3))
+    assert (found.variance, found.relative) == pytest.approx((20 / 3, 20 / 3 / 11))
+    agreed = consensus({"representation.a": torch.ones(3, 4), "head.w": torch.randn(3, 2)}, network(3))
+    assert (agreed.variance, agreed.relative) == (0.0, 0.0)
+
+
 def test_relative_consensus_error_has_no_scale() -> None:
     rows = torch.tensor([[1.0, 2.0], [3.0, 2.0]])  # mean (2, 2), distances 1 and 1
-    assert consensus_errors({"representation.a": rows, "head.a": 9 * rows}, network(2)) == (1.0, 1 / 8)
-    assert consensus_errors({"representation.a": 4 * rows}, network(2)) == (16.0, 1 / 8)
+    small, large = (consensus({"representation.a": scale * rows}, network(2)) for scale in (1, 4))
+    assert (small.variance, small.relative) == (1.0, 1 / 8)
+    assert (large.variance, large.relative) == (16.0, 1 / 8)
 
 
-def test_around_zero_nothing_is_relative() -> None:
-    absolute, relative = consensus_errors({"representation.a": torch.tensor([[1.0], [-1.0]])}, network(2))
-    assert absolute == 1.0
-    assert math.isnan(relative)
+@pytest.mark.parametrize(
+    ("params", "variance"),
+    [({"representation.a": torch.tensor([[1.0], [-1.0]])}, 1.0), ({"head.w": torch.ones(2, 3)}, 0.0)],
+    ids=["around zero", "no representation"],
+)
+def test_around_zero_nothing_is_relative(params: dict[str, torch.Tensor], variance: float) -> None:
+    found = consensus(params, network(2))
+    assert found.variance == variance
+    assert math.isnan(found.relative)
 
 
 @pytest.mark.parametrize("size", [5, 40_000, 100_003])

@@ -56,13 +56,11 @@ class Rates:
     weight_decay: float
     clip: float | None
     decay: float
-    schedule: Schedule
 
     def sgd(self, round: int, *, head: bool = False) -> SGD:
-        """The optimiser in a round: ``lr * decay**round``, or constant under Corollary 1's schedule."""
-        rate = self.head_lr if head else self.lr
-        factor = self.decay**round if self.schedule == "decay" else 1.0
-        return SGD(rate * factor, self.momentum, self.weight_decay, self.clip)
+        """The optimiser in a round: its rate is ``lr * decay**round``."""
+        rate = (self.head_lr if head else self.lr) * self.decay**round
+        return SGD(rate, self.momentum, self.weight_decay, self.clip)
 
 
 @dataclass(frozen=True)
@@ -238,6 +236,10 @@ class Algorithm(ABC):
 
     def init(self, ctx: Context) -> State:
         return ctx.initial
+
+    def rows(self, round: int, ctx: Context) -> Tensor | None:
+        """Rows of the hosted workers that take part in a round; None: all of them."""
+        return ctx.present(round)
 
     @abstractmethod
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]: ...

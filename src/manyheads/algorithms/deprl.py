@@ -17,7 +17,7 @@ theta(k, tau), not theta(k, tau - 1).
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from manyheads.algorithms.base import Context, Log, State
+from manyheads.algorithms.base import Context, State
 from manyheads.algorithms.personal_heads import PersonalHeads
 from manyheads.algorithms.phases import REPRESENTATION
 
@@ -29,9 +29,6 @@ class DePRL(PersonalHeads):
 
     name: ClassVar[str] = "deprl"
     title: ClassVar[str] = "DePRL"
-
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        return self.train(state, round, ctx, ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return ctx.mix(state, REPRESENTATION, round)

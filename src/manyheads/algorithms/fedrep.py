@@ -13,7 +13,7 @@ end; all workers take part by default.
 from dataclasses import dataclass
 from typing import ClassVar
 
-from manyheads.algorithms.base import Context, Log, State
+from manyheads.algorithms.base import Context, State
 from manyheads.algorithms.personal_heads import PersonalHeads
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.algorithms.server import ServerAlgorithm
@@ -23,9 +23,6 @@ from manyheads.algorithms.server import ServerAlgorithm
 class FedRep(ServerAlgorithm, PersonalHeads):
     name: ClassVar[str] = "fedrep"
     title: ClassVar[str] = "FedRep"
-
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        return self.train(state, round, ctx, self.rows(round, ctx))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
         return self.average(state, REPRESENTATION, round, ctx)

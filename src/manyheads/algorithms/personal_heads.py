@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from torch import Tensor
-
 from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, merge, run_phases
 from manyheads.algorithms.phases import HEAD, REPRESENTATION
 from manyheads.engine.phase import Phase
@@ -41,14 +39,11 @@ class PersonalHeads(Algorithm):
     def init(self, ctx: Context) -> State:
         return ctx.initial if self.heads == "same" else merge(ctx.initial, ctx.random_heads())
 
-    def train(self, state: State, round: int, ctx: Context, rows: Tensor | None) -> tuple[State, Log]:
-        """Train the head on the frozen representation, then the representation under the frozen head.
-
-        ``rows``: those that take part; None: all.
-        """
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
+        """Train the head on the frozen representation, then the representation under the frozen head."""
         head, body = amount(self.head_epochs, self.head_steps), amount(self.body_epochs, self.body_steps)
         phases = [
             Phase("head", HEAD, head, ctx.rates.sgd(round, head=True), ctx.objective, frozen=self.frozen),
             Phase("body", REPRESENTATION, body, ctx.rates.sgd(round), ctx.objective),
         ]
-        return run_phases(state, phases, round, ctx, rows)
+        return run_phases(state, phases, round, ctx, self.rows(round, ctx))

@@ -28,7 +28,6 @@ class ServerAlgorithm(Algorithm):
         return self.weighting == "samples"
 
     def rows(self, round: int, ctx: Context) -> Tensor | None:
-        """Rows of the hosted workers that take part in a round; None: all of them."""
         return ctx.rows(ctx.participants(round, self.participation))
 
     def average(self, state: State, groups: Iterable[str], round: int, ctx: Context) -> State:

@@ -21,17 +21,17 @@ class Source:
     seed: int
     batch_size: int
     skip_single: bool
-    """Leave out batches of one sample: BatchNorm has no statistics for them."""
+    """Leave out batches of one sample, as BatchNorm has no statistics for them; ``batch_size`` is then above 1."""
+
+    def used(self, size: int) -> int:
+        """How many of a worker's samples a pass takes: a batch of one, where left out, is always the last."""
+        return size - (self.skip_single and size % self.batch_size == 1)
 
 
 def num_batches(size: int, amount: Epochs | Steps, source: Source) -> int:
     """How many mini-batches a worker with ``size`` samples trains on."""
-    per_pass = ceil(size / source.batch_size)
-    if source.skip_single and (size - 1) % source.batch_size == 0:
-        per_pass = 0 if source.batch_size == 1 else per_pass - 1
-    if per_pass == 0:
-        return 0
-    return amount.count * per_pass if isinstance(amount, Epochs) else amount.count
+    per_pass = ceil(source.used(size) / source.batch_size)
+    return amount.count * (per_pass if isinstance(amount, Epochs) else min(per_pass, 1))
 
 
 class Passes:
@@ -46,9 +46,7 @@ class Passes:
     def __call__(self, size: int, worker: int) -> Iterator[np.ndarray]:
         """Positions in the shard of a worker with ``size`` samples, pass by pass, as far as its mini-batches go."""
         left, batch_size = num_batches(size, self.amount, self.source), self.source.batch_size
-        # A batch of one sample, where it is left out, is always the last of its pass.
-        used = size - (self.source.skip_single and size % batch_size == 1)
-        epoch = 0
+        used, epoch = self.source.used(size), 0
         while left:
             order = self._order(size, worker, epoch)[: min(used, left * batch_size)]
             left, epoch = left - ceil(len(order) / batch_size), epoch + 1

@@ -16,7 +16,7 @@ from manyheads.engine.batches import num_batches
 from manyheads.engine.kernel import Batch, Kernel, point_at, set_modes, summed_loss
 from manyheads.engine.phase import Evaluation, Fit, Phase, Progress, Steps
 from manyheads.engine.precision import Precision
-from manyheads.engine.schedule import Schedule, schedule
+from manyheads.engine.schedule import Schedule, narrowest, schedule
 from manyheads.engine.threads import Result, Threads
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics, twin
@@ -234,7 +234,7 @@ class LocalEngine:
 
     def _width(self, row: int) -> int:
         """What a worker's batches are padded to: it depends on that worker alone, so that its chunk changes no bit."""
-        return min(self.work.source.batch_size, max(_SMALL_BATCH, 1 << (self.work.train.sizes[row] - 1).bit_length()))
+        return narrowest(self.work.train.sizes[row], self.work.source.batch_size, _SMALL_BATCH)
 
     def _transformed(self, x: Tensor, counts: np.ndarray, chunk: _Chunk, step: int) -> Tensor:
         work = self.work

@@ -106,6 +106,6 @@ def _cut(shards: Shards, passes: Mapping[int, Sequence[np.ndarray]], size: int, 
     return Schedule(rows, each, entries, counts, bases)
 
 
-def narrowest(count: int, width: int) -> int:
-    """The smallest power of two, at least eight, that holds ``count`` samples; ``width`` if that is less."""
-    return min(width, max(_NARROWEST, 1 << (count - 1).bit_length()))
+def narrowest(count: int, width: int, least: int = _NARROWEST) -> int:
+    """The smallest power of two, at least ``least``, that holds ``count`` samples; ``width`` if that is less."""
+    return min(width, max(least, 1 << (count - 1).bit_length()))

@@ -1,12 +1,14 @@
 """The mean of the workers' tensors and how far they lie from it, over any number of processes."""
 
+from math import nan
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.network.base import Network
-from manyheads.tree import Params, flatten
+from manyheads.tree import Params, flatten, select
 
 COLUMNS = 1 << 14
 """Numbers of a row that are converted to double precision at a time: no leaf is ever copied as a whole, and no sum is
@@ -20,6 +22,11 @@ class Spread(NamedTuple):
     """|xbar|^2."""
     variance: float
     """(1/N) sum_i |x_i - xbar|^2."""
+
+    @property
+    def relative(self) -> float:
+        """The variance over |xbar|^2; not a number where that is zero."""
+        return self.variance / self.square_of_mean if self.square_of_mean else nan
 
     @property
     def mean_square(self) -> float:
@@ -36,6 +43,11 @@ def spread(params: Params, network: Network) -> Spread:
         squares += _square_distances(leaf, mean[name]).cpu()
         square_of_mean += float(square_norms(mean[name].unsqueeze(0)))
     return Spread(square_of_mean, float(network.gather(squares).nanmean()))
+
+
+def consensus(params: Params, network: Network) -> Spread:
+    """The spread of the representations [W, ...] of all processes; its variance is the consensus error."""
+    return spread(select(params, REPRESENTATION), network)
 
 
 def square_norms(leaf: Tensor) -> Tensor:

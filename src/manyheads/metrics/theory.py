@@ -12,8 +12,7 @@ statistics.
 from manyheads.algorithms.base import Context, Log, State
 from manyheads.algorithms.phases import HEAD, REPRESENTATION
 from manyheads.engine.phase import SGD, Phase, Steps
-from manyheads.metrics.consensus import consensus_error
-from manyheads.metrics.spread import spread
+from manyheads.metrics.spread import consensus, spread
 from manyheads.tree import Params, select
 
 
@@ -23,13 +22,13 @@ def theory_terms(start: State, trained: State, log: Log, ctx: Context) -> dict[s
     ahead = State({**point.params, **select(trained.params, HEAD)}, point.buffers)
     grad_phi = spread(full_gradient(ahead, REPRESENTATION, ctx), ctx.network).square_of_mean
     grad_theta = spread(full_gradient(point, HEAD, ctx), ctx.network)
-    consensus = consensus_error(start.params, ctx.network)
+    apart = consensus(start.params, ctx.network).variance
     return {
         "theory_grad_phi": grad_phi,
         "theory_grad_theta": grad_theta.square_of_mean,
         "theory_grad_theta_mean": grad_theta.mean_square,
-        "theory_consensus": consensus,
-        "theory_m": grad_phi + head_term_factor(start, trained, log, ctx) * grad_theta.square_of_mean + consensus,
+        "theory_consensus": apart,
+        "theory_m": grad_phi + head_term_factor(start, trained, log, ctx) * grad_theta.square_of_mean + apart,
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import cached_property, partial
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -165,15 +165,8 @@ class CudaGraphsEngine:
         except RuntimeError as error:
             if is_chain(model, images=True) or not self._stacks(model):
                 raise
-            self.vmaps = False
-            try:
-                sums = self._train(task)
-            except Exception:
-                # It was not the stacking that failed: perhaps this phase's objective.
-                self.vmaps = True
-                raise
-            self.notes.append(f"this net cannot be stacked ({str(error).partition('. ')[0][:200]}): it runs in slots.")
-            return sums
+            note = f"this net cannot be stacked ({str(error).partition('. ')[0][:200]}): it runs in slots."
+            return self._instead(lambda: self._train(task), note, vmaps=False)
 
     def _stacks(self, model: Split) -> bool:
         return stackable(model, images=self.stack_images) and (is_chain(model, images=True) or self.vmaps)
@@ -221,19 +214,23 @@ class CudaGraphsEngine:
         except UserError:
             raise
         except Exception as error:
-            compiled, stacked = self._trainers, self.stack_images
+            note = f"torch.compile failed ({first_line(error)[:200]}): running without it, which is slower."
             # Without compiled code, the patches of stacked convolutions cost more to copy and sum than stacking gains.
-            self.compile = self.stack_images = False
-            # Those made before, which may have met a new size of batches, are compiled too.
-            self._trainers = {}
-            try:
-                made = make()
-            except Exception:
-                # It was not the compiler that failed: perhaps this phase's objective.
-                self.compile, self.stack_images, self._trainers = True, stacked, compiled
-                raise
-            self.notes.append(f"torch.compile failed ({first_line(error)[:200]}): running without it, which is slower.")
-            return made
+            # Trainers made before, which may have met a new size of batches, are compiled too.
+            return self._instead(make, note, compile=False, stack_images=False, _trainers={})
+
+    def _instead(self, make: Callable[[], Made], note: str, **settings: Any) -> Made:
+        """``make()`` with other settings of this engine, which then stay, and a note for the user."""
+        before = {name: getattr(self, name) for name in settings}
+        vars(self).update(settings)
+        try:
+            made = make()
+        except Exception:
+            # It was not the settings that failed: perhaps this phase's objective.
+            vars(self).update(before)
+            raise
+        self.notes.append(note)
+        return made
 
     def _cached_depth(self, phase: Phase) -> int:
         """How many first layers run once per phase: 0 if their features would be far larger than the data."""

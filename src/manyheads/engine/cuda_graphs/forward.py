@@ -11,7 +11,7 @@ from manyheads.engine.cuda_graphs.feed import Entries, Feed, Pool, upload
 from manyheads.engine.cuda_graphs.footprint import output_shape
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.rows import FlatRows, Kind
-from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, Variant
+from manyheads.engine.cuda_graphs.slots import Slot, Slots, Variant, jobs_of
 from manyheads.engine.phase import Loss
 from manyheads.engine.precision import Precision
 from manyheads.engine.schedule import in_widths, narrowest
@@ -49,10 +49,7 @@ class Sweep:
         self.feed.fill({**all_entries.look_up(entries), "weight": weight, "places": places})
         # So are those of the spare rows, over which recording may run.
         self.feed.tensors["places"][len(entries) :] = len(shards.index)
-        self.jobs = {
-            row: SlotJob(row, int(start), tuple(narrowest(int(n), WIDTH) for n in plan.counts[start : start + length]))
-            for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True)
-        }
+        self.jobs = {job.row: job for job in jobs_of(plan, lambda count: narrowest(count, WIDTH))}
 
     def variants(self) -> set[Variant]:
         """The recordings that its jobs need."""

@@ -10,7 +10,7 @@ from torch.func import functional_call
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.rows import Extras, Kind, load, store
-from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, Variant, phase_slots
+from manyheads.engine.cuda_graphs.slots import Slot, Slots, Variant, jobs_of, phase_slots
 from manyheads.engine.kernel import summed_loss
 from manyheads.engine.phase import Phase
 from manyheads.engine.schedule import Schedule
@@ -61,10 +61,7 @@ class SlotGradients:
             for gradient in slot.moving.gradient.values():
                 gradient.zero_()
 
-        jobs = [
-            SlotJob(row, int(start), (_EVERY_STEP,) * int(length))
-            for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True)
-        ]
+        jobs = jobs_of(plan, lambda count: _EVERY_STEP)
         self.slots.run(jobs, take, lambda slot, row: store(slot.moving.gradient, into, [row]))
 
     def _step(self, slot: Slot, _: Variant) -> None:

@@ -3,7 +3,7 @@
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import torch
 
@@ -74,10 +74,8 @@ def _no_garbage_collected() -> Iterator[None]:
 
 def _abandon(graph: "torch.cuda.CUDAGraph") -> None:
     """End a capture that failed, so that the stream can be used again."""
-    try:
+    with suppress(RuntimeError):
         graph.capture_end()
-    except RuntimeError:
-        return
 
 
 def take_turns(work: Sequence[tuple[Lane, Iterator[object]]]) -> None:

@@ -113,10 +113,6 @@ class FlatRows:
         load(self.anchor, phase.proximal[0] if phase.proximal else {}, rows)
         load(self.mask, phase.mask or {}, rows)
 
-    def store(self, tree: Mapping[str, Tensor], rows: Sequence[int]) -> None:
-        """Put the rows back into ``tree`` [W, ...]."""
-        store(self.weight, tree, rows)
-
 
 def _part(shapes: Mapping[str, Sequence[int]], kind: Kind, dtype: torch.dtype, extras: Extras | None) -> Part:
     """A part that forward and backward read in ``dtype``."""

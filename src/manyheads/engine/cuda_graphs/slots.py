@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
 from manyheads.engine.cuda_graphs.rows import Extras, FlatRows, Kind, load
 from manyheads.engine.phase import Phase
+from manyheads.engine.schedule import Schedule
 from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, group
 
@@ -78,6 +79,14 @@ class SlotJob:
     row: int
     start: int
     variants: tuple[Variant, ...]
+
+
+def jobs_of(plan: Schedule, variant: Callable[[int], Variant]) -> list[SlotJob]:
+    """A job for each worker of a plan; ``variant``: the recording for a batch of so many samples."""
+    return [
+        SlotJob(row, int(start), tuple(variant(int(count)) for count in plan.counts[start : start + length]))
+        for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True)
+    ]
 
 
 class Slots:

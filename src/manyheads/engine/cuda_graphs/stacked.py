@@ -17,7 +17,7 @@ from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.fused import layer_update
 from manyheads.engine.cuda_graphs.lane import Lane, Replay, take_turns
-from manyheads.engine.cuda_graphs.rows import FlatRows, Kind, copy_all, load
+from manyheads.engine.cuda_graphs.rows import FlatRows, Kind, copy_all, load, store
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropout_keys, set_modes, summed_loss, summed_losses
 from manyheads.engine.phase import Phase
@@ -147,7 +147,7 @@ class StackedTrainer:
             self._load(task, rows)
             for size in self._sizes(plan, chunk):
                 self.recordings[size]()
-            self.moving.store(task.moved, rows)
+            store(self.moving.weight, task.moved, rows)
             sums[chunk].copy_(self.sums[: len(rows)])
             yield
 

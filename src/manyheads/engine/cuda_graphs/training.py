@@ -13,7 +13,7 @@ from manyheads.engine.cuda_graphs.descent import FlatDescent, UpdateRule, extras
 from manyheads.engine.cuda_graphs.feed import Entries, Feed, upload
 from manyheads.engine.cuda_graphs.lane import Lane
 from manyheads.engine.cuda_graphs.rows import Kind, copy_all, load, store
-from manyheads.engine.cuda_graphs.slots import Slot, SlotJob, Slots, phase_slots
+from manyheads.engine.cuda_graphs.slots import Slot, Slots, jobs_of, phase_slots
 from manyheads.engine.cuda_graphs.task import Task
 from manyheads.engine.kernel import dropout_keys, set_modes, summed_loss
 from manyheads.engine.phase import Phase
@@ -88,15 +88,11 @@ class SlotTrainer:
             slot.moving.load_extras(phase, [row])
 
         def put(slot: Slot, row: int) -> None:
-            slot.moving.store(task.moved, [row])
+            store(slot.moving.weight, task.moved, [row])
             store({n: leaf for n, leaf in slot.buffers.items() if group(n) in phase.update}, task.tracked, [row])
             sums[place[row]].copy_(slot.sums[0])
 
-        jobs = []
-        for row, start, length in zip(plan.rows, plan.starts, plan.lengths, strict=True):
-            widths = (self._width(int(count)) for count in plan.counts[start : start + length])
-            jobs.append(SlotJob(row, int(start), tuple(widths)))
-        self.slots.run(jobs, take, put)
+        self.slots.run(jobs_of(plan, self._width), take, put)
         return sums
 
     def _width(self, count: int) -> Width:
