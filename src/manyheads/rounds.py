@@ -53,11 +53,14 @@ def records(session: Session) -> Generator[Record, None, None]:
             yield step.record
 
 
-def run(session: Session, ended: Callable[[State], None] = lambda state: None) -> Iterator[Step]:
+def run(
+    session: Session, ended: Callable[[State], None] = lambda state: None, *, weights: bool = True
+) -> Iterator[Step]:
     """Run a session's rounds. With a run directory, continue where that stops and keep everything in it.
 
     The directory is opened at once, not when the first round is asked for, so that mistakes about it show here.
     ``ended`` is called with the state after the last round, unless the run in the directory was finished before.
+    Without ``weights`` only numbers are kept, and a run that is stopped is lost.
     """
     experiment, sites, out = session.experiment, session.sites, session.runtime.out
     first = starting_state(experiment.algorithm, session.ctx)
@@ -68,7 +71,7 @@ def run(session: Session, ended: Callable[[State], None] = lambda state: None) -
             directory = open_directory(session, session.folder(out), held)
             if is_finished(session, directory):
                 return iter(())
-            saver = Saver(session, directory)
+            saver = Saver(session, directory, weights=weights)
             start = begin_or_resume(session, saver, first)
         elif sites and sites.away:
             raise sites.never_there(experiment.data)

@@ -34,8 +34,9 @@ _MOST_MAPPED = 1000
 class Saver:
     """What a run does with its directory, round by round and at its end."""
 
-    def __init__(self, session: Session, directory: RunDirectory) -> None:
-        self.session, self.directory = session, directory
+    def __init__(self, session: Session, directory: RunDirectory, *, weights: bool = True) -> None:
+        """``weights``: whether checkpoints and models are written; else only numbers are."""
+        self.session, self.directory, self.weights = session, directory, weights
         sharers = session.sharers
         self.checkpoints = Checkpoints(
             directory.path / CHECKPOINT,
@@ -82,7 +83,7 @@ class Saver:
         processes, sharers, traffic = session.processes, session.sharers, session.ctx.network.traffic
         if record is not None and sharers.rank == 0:
             self.directory.append(record)
-        if processes.decide(last or self._due(round, state, seconds)):
+        if self.weights and processes.decide(last or self._due(round, state, seconds)):
             began = time.perf_counter()
             totals = (traffic.sent, traffic.received, traffic.on_wire, seconds, simulated)
             self.checkpoints.write_rows(Snapshot(round, state.params, state.buffers, *totals))
@@ -105,9 +106,9 @@ class Saver:
         session, sharers = self.session, self.session.sharers
         models = session.experiment.algorithm.models(state, session.ctx)
         leaves = {**models.params, **models.buffers}
-        if sharers.count == 1:
+        if self.weights and sharers.count == 1:
             self.directory.save_models(leaves, session.describe_model())
-        else:
+        elif self.weights:
             # Over the disk and not the network, which never carries heads.
             self.directory.save_some_models(leaves, session.ctx.network.workers)
             sharers.wait_long()
@@ -116,7 +117,7 @@ class Saver:
                 self.directory.join_models(session.describe_model(), everyone, sharers.patience)
         if sharers.rank == 0:
             alike = self._compare_workers(models.params, record)
-            self.directory.finish(record, {**alike, **about(session)})
+            self.directory.finish(record, {**alike, **_about(session)})
         # The others may read the summary next, so it must be there.
         sharers.wait_long()
 
@@ -147,7 +148,7 @@ class Saver:
         return self.spent + self.next_cost <= _CHECKPOINT_SHARE * (seconds - self.earlier_seconds)
 
 
-def about(session: Session) -> dict[str, Any]:
+def _about(session: Session) -> dict[str, Any]:
     """What the summary of a run says besides its last record: how alike data are, who mixed, where it was computed."""
     experiment, counts, found = session.experiment, session.everyone.class_counts, dict[str, Any]()
     if counts is not None and session.ctx.network.may_gather_private and (mean := mean_cosine([counts])) is not None:

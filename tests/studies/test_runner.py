@@ -77,24 +77,24 @@ def test_without_checkpoints_no_weights_are_written_even_for_new_workers(
 
     monkeypatch.setattr(Checkpoints, "write_rows", write)
     monkeypatch.setattr(RunDirectory, "save_models", write)
-    source = _trial(rounds=4)
+    # As if there were time for a checkpoint in every round.
+    monkeypatch.setattr(saver, "_CHECKPOINT_SHARE", inf)
+    source = replace(_trial(rounds=4), similarity=True)
     new = joined(source, NewWorkers(workers=2, split="dirichlet:0.5", head_epochs=2))
     runner = _runner(tmp_path, checkpoints=False)
     list(runner.run([new]))
-    assert runner.records.have(source) and runner.records.have(new)
+    assert runner.records.have(source) and runner.records.have(replace(new, similarity=False))
     assert not runner._learned, "nobody needs it any more"
 
 
-def test_a_run_that_keeps_similarities_writes_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[int] = []
-    monkeypatch.setattr(Checkpoints, "write_rows", lambda self, snapshot: written.append(snapshot.round))
-    monkeypatch.setattr(Checkpoints, "complete", lambda *_: None)
-    # As if there were time for a checkpoint in every round.
-    monkeypatch.setattr(saver, "_CHECKPOINT_SHARE", inf)
-    trial = replace(_trial(rounds=4), similarity=True)
-    runner = _runner(tmp_path, checkpoints=False)
-    list(runner.run([trial]))
-    assert runner.records.have(trial) and written == [4]
+def test_a_run_without_weights_that_was_stopped_begins_anew(tmp_path: Path) -> None:
+    runner, trial = _runner(tmp_path, checkpoints=False), _trial(rounds=4)
+    with closing(runner.run([trial])) as news:
+        assert next(item for item in news if item.round == 2).state == "running"
+    assert [item.round for item in runner.run([trial]) if item.state == "running"] == [1, 2, 3, 4]
+    run = runner.records.read(trial)
+    assert run is not None and [row["round"] for row in run.metrics] == [2, 4]
+    assert not any("Continuing" in note for note in run.summary["notes"])
 
 
 def test_a_recorded_run_that_is_made_again_for_new_workers_keeps_its_record(tmp_path: Path) -> None:

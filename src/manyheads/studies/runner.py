@@ -3,8 +3,8 @@
 import gc
 import shutil
 import time
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,13 +13,12 @@ import torch
 from manyheads.algorithms import State
 from manyheads.derived import pick_device
 from manyheads.experiment import Runtime
-from manyheads.jobs import Job, News, run_jobs, to_the_end
+from manyheads.jobs import News, to_the_end
 from manyheads.new_workers import Learned, open_join, open_join_from
 from manyheads.rounds import run
-from manyheads.saver import about
 from manyheads.session import Session, open_session
-from manyheads.store import Run, RunDirectory
-from manyheads.store.layout import PARTITION, SUMMARY
+from manyheads.store import Run
+from manyheads.store.layout import SUMMARY
 from manyheads.studies.cost import Costs, Kind, kind
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
@@ -86,81 +85,39 @@ class Runner:
 
     def _one(self, trial: Trial, *, taught: bool = False) -> Generator[News]:
         """Run one trial. ``taught``: new workers build on it, so that what it has learned is kept."""
-        _free_memory(pick_device(self.runtime.device))
-        runtime = trial.runtime(self.runtime)
-        if not self.checkpoints:
-            # Similarities need a run directory, into which weights are then written only once, at the end.
-            runtime = replace(runtime, checkpoint_every=trial.source.rounds)
-        if trial.new is not None:
-            yield from self._new_workers(trial, runtime)
-        elif self.checkpoints or trial.similarity:
-            yield from self._with_weights(trial, runtime)
-        else:
-            session = open_session(trial.experiment, replace(runtime, out=None))
-
-            def keep(state: State) -> None:
-                if taught:
-                    self._learned[trial.name] = Learned.from_session(session, state, str(self.path(trial)))
-
-            yield from self._without_weights(trial, session, keep)
-
-    def _with_weights(self, trial: Trial, runtime: Runtime) -> Generator[News]:
-        """A run in a directory of its own, continued where that stops."""
-        for news in run_jobs([Job(trial.experiment, self.path(trial), trial.name)], runtime):
-            if news.state == "finished" and not self.records.have(trial):
-                self.records.keep(self.path(trial), trial)
-            yield news
-
-    def _new_workers(self, trial: Trial, runtime: Runtime) -> Generator[News]:
-        """The run whose representation the new workers use, unless it exists, and then their own."""
-        assert trial.new is not None
-        source = trial.source
-        if self._is_trained(trial):
-            yield News(0, "running", source.rounds)
-        else:
-            for news in self._one(source, taught=True):
-                if news.state == "failed":
-                    yield news
-                    return
+        if trial.new is not None and self._is_trained(trial):
+            yield News(0, "running", trial.source.rounds)
+        elif trial.new is not None:
+            for news in self._one(trial.source, taught=True):
                 yield replace(news, state="running")
-            _free_memory(pick_device(self.runtime.device))
-        out = self.path(trial) if self.checkpoints else None
-        runtime = replace(runtime, out=out)
-        if source.name in self._learned:
-            session = open_join_from(self._learned[source.name], trial.new, runtime)
-        else:
-            session = open_join(Run.open(self.path(source)), trial.new, runtime)
-        if out is None:
-            yield from self._without_weights(trial, session)
-            return
-        for step in run(session):
-            yield News(0, "running", source.rounds + step.round, step.record)
-        self.records.keep(out, trial)
+        _free_memory(pick_device(self.runtime.device))
+        out = self.path(trial)
+        if not self.checkpoints:
+            # Not the trial's own path, where new workers would look for a run with weights.
+            out = out.with_name(f"{out.name}.numbers")
+            shutil.rmtree(out, ignore_errors=True)
+        session = self._open(trial, replace(trial.runtime(self.runtime), out=out))
+
+        def keep(state: State) -> None:
+            if taught and not self.checkpoints:
+                self._learned[trial.name] = Learned.from_session(session, state, str(self.path(trial)))
+
+        for step in run(session, keep, weights=self.checkpoints):
+            yield News(0, "running", trial.rounds - session.ctx.rounds + step.round, step.record)
+        # A run that was made again for new workers is recorded already, and keeps that record.
+        if not self.records.have(trial):
+            self.records.keep(out, trial)
+        if not self.checkpoints:
+            shutil.rmtree(out)
         yield News(0, "finished", trial.rounds)
 
-    def _without_weights(
-        self, trial: Trial, session: Session, ended: Callable[[State], None] = lambda state: None
-    ) -> Generator[News]:
-        """A run of which only numbers reach the disk."""
-        # Not the trial's own path, where new workers would look for a run with weights.
-        path = self.path(trial).with_name(f"{self.path(trial).name}.numbers")
-        record = None
-        with ExitStack() as held:
-            directory = RunDirectory.open(path, session.experiment, held, resume=False, federation=session.everyone)
-            directory.cut_back(0)
-            session.everyone.save(directory.path / PARTITION)
-            for step in run(session, ended):
-                if step.record is not None:
-                    record = step.record
-                    directory.append(record)
-                yield News(0, "running", trial.rounds - session.ctx.rounds + step.round, step.record)
-            assert record is not None, "the last round is evaluated"
-            directory.finish(record, about(session))
-            # A run that was made again for new workers is recorded already, and keeps that record.
-            if not self.records.have(trial):
-                self.records.keep(path, trial)
-        shutil.rmtree(path)
-        yield News(0, "finished", trial.rounds)
+    def _open(self, trial: Trial, runtime: Runtime) -> Session:
+        """A session for a trial; for new workers, with what their source has learned."""
+        if trial.new is None:
+            return open_session(trial.experiment, runtime)
+        if (learned := self._learned.get(trial.source.name)) is not None:
+            return open_join_from(learned, trial.new, runtime)
+        return open_join(Run.open(self.path(trial.source)), trial.new, runtime)
 
     def _clear(self, trial: Trial, needed: set[str]) -> None:
         """Remove what no later trial needs; of run directories only those that are recorded."""
