@@ -32,7 +32,7 @@ def _in_tmp_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the report out: it takes longer than the runs do, and has tests of its own."""
-    monkeypatch.setattr("manyheads.report.write", lambda comparison: comparison.folder / "report.html")
+    monkeypatch.setattr("manyheads.cli.compare.write", lambda comparison: comparison.folder / "report.html")
 
 
 def _compare(capsys: pytest.CaptureFixture, *words: str) -> list[str]:

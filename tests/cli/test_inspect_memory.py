@@ -3,9 +3,7 @@
 import pytest
 import torch
 
-from manyheads import derived
-from manyheads.cli import main
-from manyheads.engine.cuda_graphs import memory
+from manyheads.cli import inspect_memory, main
 
 
 def facts(text: str) -> dict[str, str]:
@@ -46,8 +44,8 @@ def test_rows_that_the_host_does_not_hold(capsys: pytest.CaptureFixture, monkeyp
     assert main(words) == 0, "without a GPU there is nothing to compare with"
     assert "5 (1.0 GB)" in capsys.readouterr().out
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(derived, "pick_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(memory, "free_memory", lambda _: 12 * 10**9)
+    monkeypatch.setattr(inspect_memory, "pick_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(inspect_memory, "free_memory", lambda _: 12 * 10**9)
     assert main(words) == 2
     error = capsys.readouterr().err
     most = found["workers whose rows fit on the device"]

@@ -208,7 +208,8 @@ def test_a_mistake_of_ours_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_reader_that_leaves() -> None:
     code = (
-        "import sys; from manyheads import cli; cli.inspect.inspect_run.run = lambda args: print('nobody reads this'); "
+        "import sys; from manyheads import cli; from manyheads.cli import inspect_run; "
+        "inspect_run.run = lambda args: print('nobody reads this'); "
         "sys.exit(cli.main(['inspect', 'run', '.']))"
     )
     read, write = os.pipe()

@@ -19,7 +19,7 @@ SMALL = ["--quick", "--only", "dirichlet=0.1", "--device", "cpu", "--threads", "
 
 def _study(*words: str) -> None:
     parser = Parser(prog="manyheads")
-    parser.add_commands([study])
+    parser.add_commands("manyheads.cli.", {"study": ""})
     args = parser.parse(["study", *words])
     args.run(args)
 
@@ -72,10 +72,9 @@ def test_a_bare_machine_makes_records_and_another_the_report(tmp_path: Path) -> 
     code = (
         "import sys\n"
         "for name in ('rich', 'matplotlib', 'jinja2'): sys.modules[name] = None\n"
-        "from manyheads.cli import study\n"
         "from manyheads.cli.parser import Parser\n"
         "parser = Parser(prog='manyheads')\n"
-        "parser.add_commands([study])\n"
+        "parser.add_commands('manyheads.cli.', {'study': ''})\n"
         "args = parser.parse(sys.argv[1:])\n"
         "args.run(args)\n"
     )
@@ -98,7 +97,7 @@ def test_the_time_left_knows_that_new_workers_are_soon_done(monkeypatch: pytest.
         seen.extend(runs)
         return {}
 
-    monkeypatch.setattr(board, "follow", look)
+    monkeypatch.setattr(study, "follow", look)
     _study("table4", "--quick", "--only", "algorithm=deprl", "--device", "cpu")
     first, *others = [run.rounds * run.seconds for run in seen]
     # The first makes the run that all of them build on.

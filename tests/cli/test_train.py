@@ -4,14 +4,13 @@ import errno
 import json
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from manyheads.algorithms import REGISTRY
-from manyheads.cli import main
+from manyheads.cli import main, train
 from manyheads.store import Run
 
 SMALL = ["--model", "mlp:16", "--workers", "4", "--rounds", "2"]
@@ -197,8 +196,7 @@ def test_a_run_that_learned_nothing_says_so(rate: str, said: bool, capsys: pytes
 
 
 def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    train = import_module("manyheads.rounds")
-    real = train.run
+    real = train.rounds_of
 
     def interrupted(session):
         for step in real(session):
@@ -208,10 +206,10 @@ def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.Mon
 
     words = ["deprl", *SMALL, "--rounds", "4", "--out", "run"]
     for every, goes_on in ((9, "begins it again"), (2, "continues it from round 2")):
-        monkeypatch.setattr(train, "run", interrupted)
+        monkeypatch.setattr(train, "rounds_of", interrupted)
         assert main(["train", *words, "--checkpoint-every", str(every)]) == 130
         assert capsys.readouterr().err == f"manyheads: stopped at round 3; the same command {goes_on}.\n"
-    monkeypatch.setattr(train, "run", real)
+    monkeypatch.setattr(train, "rounds_of", real)
     out = _train(capsys, *words)
     assert "note: Continuing the run in run from round 2." in out and out[-1] == "run"
     assert [row["round"] for row in Run.open("run").metrics()] == [1, 2, 3, 4]

@@ -9,11 +9,21 @@ from pathlib import Path
 from threading import current_thread, main_thread
 
 from manyheads import __version__
-from manyheads.cli import compare, export, inspect, join, predict, report, study, train
 from manyheads.cli.parser import Parser
 from manyheads.errors import Transient, UserError, first_line, is_out_of_memory, one_line
 from manyheads.machine import rank, started_together
 from manyheads.network.restarts import give_up
+
+_COMMANDS = {
+    "train": "train one algorithm",
+    "compare": "run several algorithms, options and seeds side by side",
+    "join": "let new workers use what a run has learned",
+    "report": "write a page about runs: tables, pictures, CSV",
+    "study": "reproduce a table or figure of the paper",
+    "inspect": "look at a graph, a split, a net's speed or memory, or a run",
+    "export": "write one worker's trained net to a file",
+    "predict": "use one worker's trained net on samples of your own",
+}
 
 _EXAMPLES = """\
 examples:
@@ -77,7 +87,7 @@ def _run(argv: Sequence[str]) -> int:
         args = _parser().parse(argv)
     except SystemExit as stop:  # after --help and --version
         return int(stop.code or 0)
-    if started_together() and args.run is not train.run:
+    if started_together() and args.parser.prog != "manyheads train":
         raise UserError("only manyheads train runs in several processes: start this command without torchrun.")
     if not started_together() and current_thread() is main_thread():
         # A scheduler's SIGTERM is treated like Ctrl-C; torchrun stops its processes in a way of its own.
@@ -96,7 +106,7 @@ def _parser() -> Parser:
         epilog=_EXAMPLES,
     )
     parser.add_argument("--version", action="version", version=f"manyheads {__version__}")
-    parser.add_commands((train, compare, join, report, study, inspect, export, predict))
+    parser.add_commands("manyheads.cli.", _COMMANDS)
     return parser
 
 

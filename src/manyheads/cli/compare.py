@@ -6,18 +6,27 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from manyheads.cli.board import Shown, follow
+from manyheads.cli.options import add_options, experiments, given, options_of
 from manyheads.cli.parser import Parser, number, path
+from manyheads.cli.tables import result_table, tuning_tables
+from manyheads.cli.terminal import waiting
+from manyheads.cli.text import columns
+from manyheads.compare import SEEDS, distinct, plan
 from manyheads.errors import UserError
+from manyheads.experiment import Experiment, Runtime, flat
+from manyheads.files import locked
+from manyheads.jobs import Job, News, run_jobs
+from manyheads.report import Comparison, write
+from manyheads.report.collect import find_runs
+from manyheads.report.comparison import compare
+from manyheads.report.spreadsheets import reported
+from manyheads.store.layout import EXPERIMENT, finished_rounds, read_description
+from manyheads.tune import FACTORS, Tuning, choose, tunings, with_rates
+from manyheads.units import counted
 
-if TYPE_CHECKING:
-    from manyheads.experiment import Runtime
-    from manyheads.jobs import Job, News
-    from manyheads.report import Comparison
-    from manyheads.tune import Tuning
-
-HELP = "run several algorithms, options and seeds side by side"
 USAGE = "manyheads compare ALGORITHM... [options] --out DIR"
 ABOUT = "Run several algorithms, options and seeds side by side, over the cores, and report on them."
 EXAMPLES = """\
@@ -50,11 +59,6 @@ _TUNING_ON = "next best rates on the other seeds"
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_options, options_of
-    from manyheads.compare import SEEDS
-    from manyheads.experiment import Experiment
-    from manyheads.tune import FACTORS
-
     parser.add_argument(
         "--seeds",
         dest="seed",
@@ -78,13 +82,6 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.cli.options import experiments, given
-    from manyheads.cli.terminal import waiting
-    from manyheads.compare import SEEDS, distinct, plan
-    from manyheads.experiment import Runtime
-    from manyheads.files import locked
-    from manyheads.tune import FACTORS, choose, tunings, with_rates
-
     runtime = Runtime(**given(args, Runtime))
     folder = runtime.out
     if folder is None:
@@ -108,11 +105,8 @@ def run(args: argparse.Namespace) -> None:
         _conclude(folder, jobs, tuned, failed, quiet=args.quiet)
 
 
-def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None:
+def _refuse_another(folder: Path, jobs: Sequence[Job], *, tuned: bool) -> None:
     """Refuse a folder whose report is also about runs that are not asked for now: the new one would lack them."""
-    from manyheads.experiment import flat
-    from manyheads.report.spreadsheets import reported
-    from manyheads.store.layout import EXPERIMENT, read_description
 
     def keys(description: Mapping[str, Any]) -> tuple[str, str]:
         """What a run computes, with its number of rounds and without; tuning may choose other rates."""
@@ -131,16 +125,9 @@ def _refuse_another(folder: Path, jobs: "Sequence[Job]", *, tuned: bool) -> None
 
 
 def _conclude(
-    folder: Path, jobs: "Sequence[Job]", tuned: "Sequence[Tuning]", failed: "Mapping[str, News]", *, quiet: bool
+    folder: Path, jobs: Sequence[Job], tuned: Sequence[Tuning], failed: Mapping[str, News], *, quiet: bool
 ) -> None:
     """Write the report, print the tables, and say what failed."""
-    from manyheads.cli.tables import result_table, tuning_tables
-    from manyheads.cli.terminal import waiting
-    from manyheads.cli.text import columns
-    from manyheads.report import write
-    from manyheads.store.layout import finished_rounds
-    from manyheads.units import counted
-
     try:
         comparison = _compared(folder, [job for job in jobs if job.label not in failed])
         with waiting("drawing the report", quiet=quiet):
@@ -161,21 +148,15 @@ def _conclude(
 
 
 def _run(
-    jobs: "Sequence[Job]", runtime: "Runtime", title: str, *, validation: bool = False, quiet: bool
-) -> "dict[str, News]":
+    jobs: Sequence[Job], runtime: Runtime, title: str, *, validation: bool = False, quiet: bool
+) -> dict[str, News]:
     """Run jobs and show it; those that failed, by label."""
-    from manyheads.cli.board import Shown, follow
-    from manyheads.jobs import run_jobs
-
     shown = [Shown(job.label, job.rounds) for job in jobs]
     finished = sum(job.finished for job in jobs)
     with closing(run_jobs(jobs, runtime)) as news:
         return follow(news, shown, title, finished=finished, validation=validation, quiet=quiet)
 
 
-def _compared(folder: Path, jobs: "Sequence[Job]") -> "Comparison":
+def _compared(folder: Path, jobs: Sequence[Job]) -> Comparison:
     """These runs, and no others that the folder may hold."""
-    from manyheads.report.collect import find_runs
-    from manyheads.report.comparison import compare
-
     return compare(find_runs(folder, {job.path for job in jobs}))

@@ -6,7 +6,6 @@ import json
 from manyheads.cli.parser import Parser, path, whole_number
 from manyheads.errors import UserError
 
-HELP = "write one worker's trained net to a file"
 USAGE = "manyheads export RUN --worker K --out FILE"
 ABOUT = """\
 Write one worker's trained net as a safetensors file. Tensors are named as in your own net, so that its load_state_dict

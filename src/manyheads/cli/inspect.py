@@ -2,16 +2,23 @@
 
 import argparse
 
-from manyheads.cli import inspect_constants, inspect_data, inspect_graph, inspect_memory, inspect_run, inspect_speed
 from manyheads.cli.parser import Parser
 
-HELP = "look at a graph, a split, a net's speed or memory, or a run"
 USAGE = "manyheads inspect COMMAND ..."
 ABOUT = "Look at a graph, a split, a net's speed or memory before it is used, or at a run."
 
+_COMMANDS = {
+    "graph": "degrees, spectral gap and a picture of a graph",
+    "data": "sizes of the shards and the worker-by-class map of a split",
+    "speed": "seconds a mini-batch takes, for --step-seconds",
+    "memory": "memory a run takes on a GPU, and how many workers fit",
+    "run": "what ran in a directory and where it stands",
+    "constants": "smoothness and noise where a run stands, and Theorem 1 with them",
+}
+
 
 def fill(parser: Parser) -> None:
-    parser.add_commands((inspect_graph, inspect_data, inspect_speed, inspect_memory, inspect_run, inspect_constants))
+    parser.add_commands("manyheads.cli.inspect_", _COMMANDS)
 
 
 def run(args: argparse.Namespace) -> None:

@@ -1,41 +1,38 @@
 """``manyheads inspect constants``: what the theory assumes about a problem, estimated where a run has ended."""
 
 import argparse
-from typing import TYPE_CHECKING
 
+from manyheads.algorithms import State
+from manyheads.algorithms.checking import starting_state
+from manyheads.algorithms.phases import HEAD, REPRESENTATION
+from manyheads.checkpoint import Snapshot
+from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
+from manyheads.cli.terminal import waiting
+from manyheads.cli.text import facts
+from manyheads.data.federation import saved_with_other_data
+from manyheads.errors import UserError
+from manyheads.experiment import Runtime
+from manyheads.metrics import theorem
+from manyheads.metrics.estimate import gradient_noise, smoothness, variability
+from manyheads.metrics.theorem import Assessment, Problem
+from manyheads.metrics.theory import at_mean
+from manyheads.session import Session, open_session
+from manyheads.start import restore
+from manyheads.store import Run
+from manyheads.store.layout import PARTITION
+from manyheads.topology import is_graph
 
-if TYPE_CHECKING:
-    from manyheads.algorithms import State
-    from manyheads.checkpoint import Snapshot
-    from manyheads.metrics.theorem import Assessment
-    from manyheads.session import Session
-
-HELP = "smoothness and noise where a run stands, and Theorem 1 with them"
 USAGE = "manyheads inspect constants RUN [options]"
 ABOUT = "Estimate L, sigma^2 and varsigma^2 at a run's mean representation, and the rates they call for."
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_fields
-    from manyheads.experiment import Runtime
-
     parser.add_argument("directory", metavar="RUN", type=path, help="run directory")
     add_fields(parser, Runtime, ("data_dir", "device", "threads"), title="where and how")
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.algorithms.phases import HEAD, REPRESENTATION
-    from manyheads.cli.options import given
-    from manyheads.cli.terminal import waiting
-    from manyheads.cli.text import facts
-    from manyheads.data.federation import saved_with_other_data
-    from manyheads.errors import UserError
-    from manyheads.experiment import Runtime
-    from manyheads.session import open_session
-    from manyheads.store import Run
-    from manyheads.store.layout import PARTITION
-
     run = Run.open(args.directory)
     snapshot = run.state()
     with waiting(f"loading {run.experiment.data}") as downloading:
@@ -57,16 +54,8 @@ def run(args: argparse.Namespace) -> None:
     print(facts(lines))
 
 
-def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]]:
+def _estimates(session: Session, snapshot: Snapshot) -> list[tuple[str, str]]:
     """What is measured where a run stands, and Theorem 1 with it, as (label, value) lines."""
-    from manyheads.algorithms.checking import starting_state
-    from manyheads.algorithms.phases import HEAD, REPRESENTATION
-    from manyheads.metrics import theorem
-    from manyheads.metrics.estimate import gradient_noise, smoothness, variability
-    from manyheads.metrics.theory import at_mean
-    from manyheads.start import restore
-    from manyheads.topology import is_graph
-
     ctx, algorithm, parts = session.ctx, session.experiment.algorithm, (REPRESENTATION, HEAD)
     first = starting_state(algorithm, ctx)
     point = at_mean(algorithm.models(restore(session, snapshot, first), ctx), ctx)
@@ -92,11 +81,9 @@ def _estimates(session: "Session", snapshot: "Snapshot") -> list[tuple[str, str]
 
 
 def _bound(
-    session: "Session", first: "State", known: "Assessment", noise: float, variability: float
+    session: Session, first: State, known: Assessment, noise: float, variability: float
 ) -> list[tuple[str, str]]:
     """Theorem 1's bound with what was measured, and its terms, as (label, value) lines."""
-    from manyheads.metrics.theorem import Problem
-
     ctx = session.ctx
     begun = session.experiment.algorithm.models(first, ctx)
     terms = Problem(

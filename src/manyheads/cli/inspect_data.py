@@ -2,15 +2,19 @@
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
+
+from manyheads import data, figures
+from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
+from manyheads.cli.terminal import waiting
+from manyheads.cli.text import facts
+from manyheads.data.federation import describe
+from manyheads.derived import federation_of, resolve
+from manyheads.experiment import Experiment, Runtime
 from manyheads.units import counted
 
-if TYPE_CHECKING:
-    import numpy as np
-
-HELP = "sizes of the shards and the worker-by-class map of a split"
 USAGE = "manyheads inspect data [options]"
 ABOUT = "Print how a split deals a data set to the workers, and draw the worker-by-class map."
 
@@ -21,9 +25,6 @@ _MOST_ROWS, _MOST_COLUMNS = 39, 60
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_fields
-    from manyheads.experiment import Experiment, Runtime
-
     add_fields(parser, Experiment, _OPTIONS, title="data and split")
     add_fields(parser, Runtime, ("data_dir",), title="where")
     parser.add_argument(
@@ -32,14 +33,6 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import data, figures
-    from manyheads.cli.options import given
-    from manyheads.cli.terminal import waiting
-    from manyheads.cli.text import facts
-    from manyheads.data.federation import describe
-    from manyheads.derived import federation_of, resolve
-    from manyheads.experiment import Experiment, Runtime
-
     experiment, runtime = resolve(Experiment(**given(args, Experiment)), ()), Runtime(**given(args, Runtime))
     name = str(experiment.data)
     split = str(experiment.split).replace(":", "-")
@@ -57,10 +50,8 @@ def run(args: argparse.Namespace) -> None:
     print(out)
 
 
-def text_map(counts: "np.ndarray") -> str:
+def text_map(counts: np.ndarray) -> str:
     """A line for each worker, a shade for each class: what part of the worker's samples is of it. ``counts`` [W, C]."""
-    import numpy as np
-
     num_workers, num_classes = counts.shape
     together = -(-num_classes // _MOST_COLUMNS)
     starts = np.arange(0, num_classes, together)

@@ -3,9 +3,16 @@
 import argparse
 from pathlib import Path
 
+from manyheads import drawing, figures, topology
+from manyheads.algorithms import DisPFL
+from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
+from manyheads.cli.terminal import waiting
+from manyheads.cli.text import facts
+from manyheads.derived import mixing_of
+from manyheads.experiment import Experiment
+from manyheads.metrics import theorem
 
-HELP = "degrees, spectral gap and a picture of a graph"
 USAGE = "manyheads inspect graph [options]"
 ABOUT = "Print what there is to know about a graph and its mixing weights, and draw it."
 
@@ -13,23 +20,11 @@ _OPTIONS = ("graph", "workers", "weights", "redraw", "link_failure", "worker_fai
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_fields
-    from manyheads.experiment import Experiment
-
     add_fields(parser, Experiment, _OPTIONS, title="graph")
     parser.add_argument("--out", type=path, metavar="FILE", help="picture: .png, .svg or .pdf [graph-NAME-WORKERS.png]")
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import drawing, figures, topology
-    from manyheads.algorithms import DisPFL
-    from manyheads.cli.options import given
-    from manyheads.cli.terminal import waiting
-    from manyheads.cli.text import facts
-    from manyheads.derived import mixing_of
-    from manyheads.experiment import Experiment
-    from manyheads.metrics import theorem
-
     # A graph can be looked at before an algorithm is chosen: this one takes any, and notes say what P lacks.
     experiment = Experiment(algorithm=DisPFL(), **given(args, Experiment))
     mixing = mixing_of(experiment)

@@ -1,19 +1,31 @@
 """``manyheads inspect memory``: what a run will take of a GPU's memory and its host's, and how many workers fit."""
 
 import argparse
+from dataclasses import replace
 from math import inf
 
-from manyheads.cli.parser import Parser, number
-from manyheads.errors import UserError
+import torch
 
-HELP = "memory a run takes on a GPU, and how many workers fit"
+from manyheads import data, memory
+from manyheads.cli.options import add_options, experiments, given
+from manyheads.cli.parser import Parser, number
+from manyheads.cli.terminal import waiting
+from manyheads.cli.text import facts
+from manyheads.derived import federation_of, pick_device, resolve
+from manyheads.engine.choose import FILLED
+from manyheads.engine.cuda_graphs import describe, plan_memory, settle
+from manyheads.engine.cuda_graphs.memory import free_memory
+from manyheads.engine.precision import Precision
+from manyheads.errors import UserError
+from manyheads.experiment import Runtime
+from manyheads.initial import initial_model
+from manyheads.units import human_bytes
+
 USAGE = "manyheads inspect memory ALGORITHM [options]"
 ABOUT = "Print how much GPU memory a run would take; needs no GPU."
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_options
-
     parser.add_argument(
         "--memory", type=number, metavar="GB", help="memory of the GPU [what is free on this machine's]"
     )
@@ -21,23 +33,6 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from dataclasses import replace
-
-    import torch
-
-    from manyheads import data, memory
-    from manyheads.cli.options import experiments, given
-    from manyheads.cli.terminal import waiting
-    from manyheads.cli.text import facts
-    from manyheads.derived import federation_of, pick_device, resolve
-    from manyheads.engine.choose import FILLED
-    from manyheads.engine.cuda_graphs import describe, plan_memory, settle
-    from manyheads.engine.cuda_graphs.memory import free_memory
-    from manyheads.engine.precision import Precision
-    from manyheads.experiment import Runtime
-    from manyheads.initial import initial_model
-    from manyheads.units import human_bytes
-
     if args.memory is not None and not 0 < 1e9 * args.memory < inf:
         raise UserError(f"--memory {args.memory:g} is not an amount of memory: give the GPU's memory in GB.")
     (asked,), runtime = experiments(args), Runtime(**given(args, Runtime))

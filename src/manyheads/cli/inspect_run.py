@@ -7,7 +7,6 @@ from typing import Any
 from manyheads.cli.parser import Parser, path
 from manyheads.errors import flag
 
-HELP = "what ran in a directory and where it stands"
 USAGE = "manyheads inspect run RUN"
 ABOUT = "Print what ran in a directory, which options differ from the defaults, and how far it has come."
 

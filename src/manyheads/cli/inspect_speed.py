@@ -2,9 +2,18 @@
 
 import argparse
 
+from manyheads import data
+from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser
+from manyheads.cli.terminal import waiting
+from manyheads.cli.text import facts
+from manyheads.compatibility import check_batch_size
+from manyheads.derived import resolve
+from manyheads.experiment import Experiment, Runtime
+from manyheads.initial import few_of, initial_model
+from manyheads.metrics.clock import measure_step_seconds
+from manyheads.models.split import constants_of
 
-HELP = "seconds a mini-batch takes, for --step-seconds"
 USAGE = "manyheads inspect speed [options]"
 ABOUT = "Measure how long one core takes for a mini-batch of a net: what to give as --step-seconds."
 
@@ -12,25 +21,11 @@ _OPTIONS = ("data", "model", "head", "norm", "batch_size", "precision")
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_fields
-    from manyheads.experiment import Experiment, Runtime
-
     add_fields(parser, Experiment, _OPTIONS, title="data and net")
     add_fields(parser, Runtime, ("data_dir",), title="where")
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads import data
-    from manyheads.cli.options import given
-    from manyheads.cli.terminal import waiting
-    from manyheads.cli.text import facts
-    from manyheads.compatibility import check_batch_size
-    from manyheads.derived import resolve
-    from manyheads.experiment import Experiment, Runtime
-    from manyheads.initial import few_of, initial_model
-    from manyheads.metrics.clock import measure_step_seconds
-    from manyheads.models.split import constants_of
-
     asked, runtime = Experiment(**given(args, Experiment)), Runtime(**given(args, Runtime))
     with waiting(f"loading {asked.data}") as downloading:
         dataset = data.load(str(asked.data), runtime.data_dir, downloading)

@@ -2,9 +2,14 @@
 
 import argparse
 
+from manyheads.cli import terminal
+from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
+from manyheads.cli.train import train
+from manyheads.experiment import Runtime
+from manyheads.new_workers import NewWorkers, open_join
+from manyheads.store import Run
 
-HELP = "let new workers use what a run has learned"
 USAGE = "manyheads join RUN [options]"
 ABOUT = """\
 Take the representation that a finished run has learned, freeze it, and let new workers with a fresh split of the data
@@ -16,10 +21,6 @@ _RUNTIME = ("out", "data_dir", "device", "engine", "threads", "eval_every", "che
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_fields
-    from manyheads.experiment import Runtime
-    from manyheads.new_workers import NewWorkers
-
     parser.add_argument("directory", metavar="RUN", type=path, help="directory of a finished run")
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     add_fields(parser, NewWorkers, title="the new workers")
@@ -27,13 +28,6 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.cli import terminal
-    from manyheads.cli.options import given
-    from manyheads.cli.train import train
-    from manyheads.experiment import Runtime
-    from manyheads.new_workers import NewWorkers, open_join
-    from manyheads.store import Run
-
     new = NewWorkers(**given(args, NewWorkers))
     with terminal.waiting(f"loading {args.directory}", quiet=args.quiet):
         session = open_join(Run.open(args.directory), new, Runtime(**given(args, Runtime)))

@@ -1,12 +1,11 @@
 """The argument parser: argparse with one-line errors, near names, and options that are made only when needed."""
 
 import argparse
-import re
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NoReturn
 
 from manyheads.errors import UserError, unknown
@@ -50,44 +49,32 @@ class _Formatter(argparse.HelpFormatter):
 class Parser(argparse.ArgumentParser):
     """A parser that raises UserError instead of printing its usage.
 
-    ``fill`` adds the options when the parser is first used: those of most commands need torch, which takes seconds to
-    import, and the list of commands must not wait for it. ``run`` is what the command does; without it, show the help.
+    ``module``: what the command is, imported when the parser is first used: most commands need torch, which takes
+    seconds to import, and the list of commands must not wait for it. Without a module, show the help.
     """
 
-    def __init__(
-        self,
-        *,
-        fill: Callable[["Parser"], None] | None = None,
-        run: Callable[[argparse.Namespace], None] | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *, module: str = "", **settings: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, **settings)
-        self._fill = fill
+        self._module = module
         # argparse's own type for it has no public name.
         self._commands: Any = None
-        self.set_defaults(parser=self, run=run or (lambda args: self.print_help()))
+        self.set_defaults(parser=self, run=lambda args: self.print_help())
 
-    def add_commands(self, modules: Iterable[ModuleType]) -> None:
-        """Let the first word choose among commands, each a module of that name, ``inspect_data`` for ``data``.
+    def add_commands(self, prefix: str, commands: Mapping[str, str]) -> None:
+        """Let the first word choose among commands, given with what each does; each is a module ``prefix`` + name.
 
-        It says HELP in the list of commands, and USAGE, ABOUT and perhaps EXAMPLES in its own help.
+        It has ``fill(parser)`` and ``run(args)``, and USAGE, ABOUT and perhaps EXAMPLES for its own help.
         """
         self._commands = self.add_subparsers(metavar="COMMAND", title="commands", prog=self.prog, parser_class=Parser)
-        for module in modules:
-            self._commands.add_parser(
-                re.split(r"[._]", module.__name__)[-1],
-                help=module.HELP,
-                usage=module.USAGE,
-                description=module.ABOUT,
-                epilog=vars(module).get("EXAMPLES"),
-                fill=module.fill,
-                run=module.run,
-            )
+        for name, what in commands.items():
+            self._commands.add_parser(name, help=what, module=f"{prefix}{name}")
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if self._fill is not None:
-            fill, self._fill = self._fill, None
-            fill(self)
+        if self._module:
+            module, self._module = import_module(self._module), ""
+            self.usage, self.description, self.epilog = module.USAGE, module.ABOUT, vars(module).get("EXAMPLES")
+            module.fill(self)
+            self.set_defaults(run=module.run)
         if self._commands is not None:
             word = next(iter(args or ()), "").partition("=")[0]
             if word.startswith("-") and word not in self._option_string_actions:

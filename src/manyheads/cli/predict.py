@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
     from manyheads.store import Run
 
-HELP = "use one worker's trained net on samples of your own"
 USAGE = "manyheads predict RUN --worker K --data FILE [--out FILE]"
 ABOUT = """\
 Classify the samples x of an npz file with one worker's trained net. With labels y in the file, the accuracy is printed;

@@ -4,7 +4,6 @@ import argparse
 
 from manyheads.cli.parser import Parser, path
 
-HELP = "write a page about runs: tables, pictures, CSV"
 USAGE = "manyheads report DIR"
 ABOUT = """\
 Report on all finished runs under a folder: DIR/report.html, a page that opens without a network, its pictures in

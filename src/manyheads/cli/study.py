@@ -5,18 +5,25 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from manyheads.cli.board import Shown, follow
+from manyheads.cli.options import add_fields, options_of
 from manyheads.cli.parser import Parser, number, path
+from manyheads.cli.terminal import waiting
+from manyheads.cli.text import facts, table
+from manyheads.data import load
+from manyheads.derived import pick_device
 from manyheads.errors import UserError
-from manyheads.units import counted
+from manyheads.experiment import Experiment, Runtime
+from manyheads.files import locked, make_folder
+from manyheads.studies import STUDIES, everything, get_study
+from manyheads.studies.cost import Costs, total
+from manyheads.studies.everything import NAME, TITLE, write_index
+from manyheads.studies.records import Records
+from manyheads.studies.runner import Runner
+from manyheads.studies.trial import PAPER, QUICK, Size, Trial, only, without_repeats
+from manyheads.units import counted, human_bytes, human_seconds
 
-if TYPE_CHECKING:
-    from manyheads.experiment import Runtime
-    from manyheads.studies.records import Records
-    from manyheads.studies.trial import Size, Trial
-
-HELP = "reproduce a table or figure of the paper"
 USAGE = "manyheads study NAME [options]"
 ABOUT = "Make the runs behind a table or figure of the DePRL paper and report on them."
 EXAMPLES = """\
@@ -37,9 +44,6 @@ _OUT, _QUICK_OUT, _WORK = Path("results"), Path("runs", "quick"), Path("runs", "
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_fields, options_of
-    from manyheads.experiment import Experiment, Runtime
-
     options = options_of(Experiment)
     parser.add_argument("name", metavar="NAME", nargs="?", help="a study, or 'all': the most telling runs first")
     parser.add_argument("--list", action="store_true", help="list the studies")
@@ -68,13 +72,6 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.cli.terminal import waiting
-    from manyheads.cli.text import facts
-    from manyheads.files import locked
-    from manyheads.studies import STUDIES
-    from manyheads.studies.everything import NAME, TITLE
-    from manyheads.studies.records import Records
-
     folder = args.out or (_QUICK_OUT if args.quick else _OUT)
     if args.list or args.name is None:
         print(facts([*((study.name, study.title) for study in STUDIES.values()), (NAME, TITLE)]))
@@ -100,11 +97,8 @@ def run(args: argparse.Namespace) -> None:
         raise UserError(f"{counted(len(errors), 'run')} failed, the first {first}: {why}")
 
 
-def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
+def _asked(args: argparse.Namespace) -> tuple[Size, list[Trial]]:
     """How large the study is, and those of its trials that were asked for, each run once."""
-    from manyheads.studies import STUDIES, everything, get_study
-    from manyheads.studies.trial import PAPER, QUICK, only, without_repeats
-
     size = replace(QUICK if args.quick else PAPER, precision=args.precision)
     if args.seeds:
         size = replace(size, seeds=tuple(dict.fromkeys(args.seeds)))
@@ -113,13 +107,8 @@ def _asked(args: argparse.Namespace) -> "tuple[Size, list[Trial]]":
     return size, without_repeats(only(trials, args.only))
 
 
-def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespace) -> str:
+def _plan(trials: Sequence[Trial], records: Records, args: argparse.Namespace) -> str:
     """The runs that are not recorded, with their time and memory."""
-    from manyheads.cli.text import table
-    from manyheads.derived import pick_device
-    from manyheads.studies.cost import Costs, total
-    from manyheads.units import human_bytes, human_seconds
-
     device = pick_device(_runtime(args).device).type
     missing = records.missing(trials)
     estimates = Costs(records.folder, device).of_all(missing)
@@ -136,16 +125,8 @@ def _plan(trials: "Sequence[Trial]", records: "Records", args: argparse.Namespac
     return f"{table([('run', 'rounds', 'time', 'memory')], body)}\n\n{said} The others on {device}: {sums}."
 
 
-def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> dict[str, str]:
+def _run(trials: Sequence[Trial], folder: Path, args: argparse.Namespace) -> dict[str, str]:
     """Make the runs that are not recorded; why some failed, by name."""
-    from manyheads.cli.board import Shown, follow
-    from manyheads.derived import pick_device
-    from manyheads.files import make_folder
-    from manyheads.studies.cost import Costs
-    from manyheads.studies.everything import NAME
-    from manyheads.studies.records import Records
-    from manyheads.studies.runner import Runner
-
     make_folder(args.work)
     runtime, records = _runtime(args), Records(folder)
     missing = records.missing(trials)
@@ -165,17 +146,13 @@ def _run(trials: "Sequence[Trial]", folder: Path, args: argparse.Namespace) -> d
     return {name: news.error for name, news in errors.items()}
 
 
-def _runtime(args: argparse.Namespace) -> "Runtime":
+def _runtime(args: argparse.Namespace) -> Runtime:
     """Where and how; --out is the study's folder, not a run's."""
-    from manyheads.experiment import Runtime
-
     return Runtime(**{name: vars(args)[name] for name in _RUNTIME if name in args})
 
 
-def _with_data(trials: "Sequence[Trial]", data_dir: Path | None, *, strict: bool) -> "list[Trial]":
+def _with_data(trials: Sequence[Trial], data_dir: Path | None, *, strict: bool) -> list[Trial]:
     """The trials whose data can be read. Where not all can: an error, or a note if not ``strict``."""
-    from manyheads.data import load
-
     unread: set[str] = set()
     for name in dict.fromkeys(trial.data for trial in trials if isinstance(trial.experiment.data, str)):
         try:
@@ -188,13 +165,8 @@ def _with_data(trials: "Sequence[Trial]", data_dir: Path | None, *, strict: bool
     return [trial for trial in trials if trial.data not in unread]
 
 
-def _report(name: str, size: "Size", folder: Path, *, quiet: bool) -> None:
+def _report(name: str, size: Size, folder: Path, *, quiet: bool) -> None:
     """Write the report of the study, or of all with a list of them, as far as something is recorded."""
-    from manyheads.cli.terminal import waiting
-    from manyheads.studies import STUDIES
-    from manyheads.studies.everything import NAME, write_index
-    from manyheads.studies.records import Records
-
     records = Records(folder)
     asked = STUDIES.values() if name == NAME else [STUDIES[name]]
     studies = [study for study in asked if any(map(records.have, study.grid(size)))]

@@ -5,16 +5,21 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from manyheads.algorithms.join import Join
+from manyheads.checkpoint import latest_round
+from manyheads.cli import terminal, text
+from manyheads.cli.options import add_options, experiments, given
 from manyheads.cli.parser import Parser
+from manyheads.derived import exchange_of
 from manyheads.errors import UserError, flag
+from manyheads.experiment import Experiment, Runtime
+from manyheads.machine import local_rank
+from manyheads.rounds import run as rounds_of
+from manyheads.session import Session, open_session
+from manyheads.store import Run
+from manyheads.store.layout import CHECKPOINT
 
-if TYPE_CHECKING:
-    from manyheads.experiment import Experiment
-    from manyheads.session import Session
-
-HELP = "train one algorithm"
 USAGE = "manyheads train ALGORITHM [options]"
 ABOUT = "Train one algorithm, continuing where the run directory stopped."
 EXAMPLES = """\
@@ -30,19 +35,11 @@ was stopped, killed or given more rounds is continued by the same command.
 
 
 def fill(parser: Parser) -> None:
-    from manyheads.cli.options import add_options
-
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     add_options(parser)
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.cli import terminal
-    from manyheads.cli.options import experiments, given
-    from manyheads.experiment import Runtime
-    from manyheads.machine import local_rank
-    from manyheads.session import open_session
-
     (experiment,) = experiments(args)
     _refuse_unused(args, experiment)
     with terminal.waiting(f"loading {experiment.data}", quiet=args.quiet) as progress:
@@ -53,28 +50,19 @@ def run(args: argparse.Namespace) -> None:
         train(session, quiet=args.quiet)
 
 
-def _refuse_unused(args: argparse.Namespace, experiment: "Experiment") -> None:
+def _refuse_unused(args: argparse.Namespace, experiment: Experiment) -> None:
     """Refuse options that have no effect; in a comparison they are allowed, as other algorithms may use them.
 
     The graph is allowed here too: people try one algorithm after another by changing only its name, and the run then
     records ``server``.
     """
-    from manyheads.derived import exchange_of
-
     for name, used in exchange_of(experiment).items():
         if name != "graph" and name in args and getattr(experiment, name) not in (None, used):
             raise UserError(f"{flag(name)} is not used by {experiment.algorithm.name}: leave it out.")
 
 
-def train(session: "Session", *, quiet: bool) -> None:
+def train(session: Session, *, quiet: bool) -> None:
     """Run a session's rounds and show them, its outcome and its directory."""
-    from manyheads.algorithms.join import Join
-    from manyheads.checkpoint import latest_round
-    from manyheads.cli import terminal, text
-    from manyheads.rounds import run as rounds_of
-    from manyheads.store import Run
-    from manyheads.store.layout import CHECKPOINT
-
     out = session.runtime.out or _default_out(session)
     session = replace(session, runtime=replace(session.runtime, out=out))
     stopped = "stopped"
@@ -105,7 +93,7 @@ def train(session: "Session", *, quiet: bool) -> None:
     print(folder)
 
 
-def _default_out(session: "Session") -> Path:
+def _default_out(session: Session) -> Path:
     """A place of its own for every experiment, so that the same command finds the same run."""
     experiment = session.experiment
     data = Path(str(experiment.data)).stem
