@@ -270,6 +270,15 @@ def test_of_nothing_nothing_is_sent() -> None:
     assert not network.traffic.sent.any()
 
 
+def test_a_site_alone_puts_nothing_on_the_wire() -> None:
+    params = {"representation.a": torch.arange(6.0).view(3, 2)}
+    placement, alone = (range(3),), Processes(None, 0, 1, "start", 60, torch.device("cpu"))
+    network = Distributed(build_mixing("full", 3), frozenset(), alone, placement, one_owner=False)
+    for found in (network.mix(params, 0), network.average(params, np.ones(3))):
+        assert found["representation.a"].tolist() == [[2, 3]] * 3
+    assert network.traffic.on_wire == 0 and network.traffic.sent.all()
+
+
 @pytest.mark.parametrize("count", COUNTS)
 def test_neither_a_head_nor_a_sample_is_sent(folders: dict[int, Path], count: int) -> None:
     for rank in range(count):

@@ -75,8 +75,7 @@ class Distributed:
         if not params or not len(taking_part):
             return params
         self.traffic.count(taking_part, taking_part, self._message_sizes(params, {}))
-        total = self._sum(params, weights / weights.sum())
-        self.traffic.on_wire += nbytes(params)
+        total = self._counted_sum(params, weights / weights.sum())
         return {name: total[name].expand_as(leaf).clone() for name, leaf in params.items()}
 
     def gather(self, values: Tensor) -> Tensor:
@@ -139,12 +138,16 @@ class Distributed:
 
     def _mix_by_sum(self, params: Params, mask: Params, weights: np.ndarray) -> Params:
         kept = {f"mask.{name}": leaf.to(params[name].dtype) for name, leaf in mask.items()}
-        total = self._sum({**params, **kept}, weights)
-        self.traffic.on_wire += nbytes({**params, **kept})
+        total = self._counted_sum({**params, **kept}, weights)
         return {
             name: (divided(total[name], total[f"mask.{name}"]) if name in mask else total[name]).expand_as(leaf).clone()
             for name, leaf in params.items()
         }
+
+    def _counted_sum(self, params: Params, weights: np.ndarray) -> Params:
+        """``_sum``, which every process hands on once; a process alone hands on nothing."""
+        self.traffic.on_wire += nbytes(params) if self.processes.count > 1 else 0
+        return self._sum(params, weights)
 
     def _sum(self, params: Params, weights: np.ndarray | None, dtype: torch.dtype | None = None) -> Params:
         """sum_j w_j x_j over all workers in ascending order, [...], on every process."""
