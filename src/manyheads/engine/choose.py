@@ -19,7 +19,7 @@ from manyheads.machine import cores
 from manyheads.models.split import Split, needs_loop
 from manyheads.units import human_bytes
 
-_CHUNK_BYTES = 12 << 20
+_CHUNK_BYTES = 8 << 20
 """A chunk's moving weights stay in the cache between its steps."""
 
 FILLED = 0.8
