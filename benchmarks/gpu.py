@@ -35,7 +35,7 @@ from manyheads.engine.batches import Source
 from manyheads.engine.choose import FILLED
 from manyheads.engine.cuda_graphs import CudaGraphsEngine, forward
 from manyheads.engine.cuda_graphs.footprint import footprint_of
-from manyheads.engine.cuda_graphs.memory import choose_slots, plan_memory, settle, stacks_images
+from manyheads.engine.cuda_graphs.memory_plan import choose_slots, plan_memory, settle, stacks_images
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import (

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from manyheads.algorithms import REGISTRY
-from manyheads.compare import distinct, plan
 from manyheads.experiment import Experiment, Runtime
+from manyheads.grid import distinct, plan
 from manyheads.jobs import Job, News, run_jobs
 from manyheads.session import Session, open_session
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from manyheads.algorithms import REGISTRY
 from manyheads.engine import choose
-from manyheads.engine.cuda_graphs.memory import free_memory
+from manyheads.engine.cuda_graphs.memory_plan import free_memory
 from manyheads.experiment import Experiment, Runtime
 from manyheads.rounds import run
 from manyheads.session import open_session

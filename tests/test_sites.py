@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.data.sites import seen
+from manyheads.data.site_files import seen
 from manyheads.errors import UserError
 from manyheads.sites import Sites, place, refuse_others, resume_round, whose
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from manyheads.algorithms import REGISTRY
-from manyheads.compare import directory_name
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.grid import directory_name
 from manyheads.jobs import Job, News
 from manyheads.recipes import RECIPES
 from manyheads.record import Record

@@ -8,7 +8,7 @@ import torch
 
 import manyheads
 from manyheads.data import Dataset
-from manyheads.data.sites import ONE_KIND, is_site_path, seen
+from manyheads.data.site_files import ONE_KIND, is_site_path, seen
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.models.split import Split, constants_of

@@ -11,7 +11,7 @@ from manyheads.algorithms import Algorithm, DePRL
 from manyheads.algorithms.base import Rates
 from manyheads.algorithms.checking import making
 from manyheads.data import Dataset, Federation, federate, is_own_file, may_change
-from manyheads.data.sites import is_site_path
+from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, flat
 from manyheads.machine import local_rank

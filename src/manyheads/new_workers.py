@@ -15,7 +15,7 @@ from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import normalise_fields, positive
 from manyheads.data import Dataset, is_brought_by_workers, is_own_file, load, may_change
 from manyheads.data.federation import saved_data_digest
-from manyheads.data.sites import is_site_path
+from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models.split import constants_of

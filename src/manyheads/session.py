@@ -18,9 +18,9 @@ from manyheads.agreement import NOT_IN_SITES, check_alike, check_same_code, chec
 from manyheads.algorithms.base import Algorithm, Context
 from manyheads.compatibility import check_theory, check_training, note_lone_samples, shares_nothing
 from manyheads.data import Dataset, Federation, load
+from manyheads.data.download import DownloadProgress
 from manyheads.data.federation import mean_floor
-from manyheads.data.files import DownloadProgress
-from manyheads.data.sites import load as load_sites
+from manyheads.data.site_files import load as load_sites
 from manyheads.derived import federation_of, mixing_of, pick_device, rates_of, resolve
 from manyheads.engine.batches import Source
 from manyheads.engine.choose import make_engine

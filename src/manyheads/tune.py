@@ -8,10 +8,10 @@ from math import isfinite, log
 from pathlib import Path
 from statistics import mean
 
-from manyheads.compare import directory_name, labels, not_to_be_tuned
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import disk_errors, make_folder
+from manyheads.grid import directory_name, labels, not_to_be_tuned
 from manyheads.jobs import Job, News
 from manyheads.store import Run
 from manyheads.store.layout import EARLIER, EXPERIMENT, TUNING, read_description

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyheads.data import fashion_mnist
-from manyheads.data.files import Layout
+from manyheads.data.download import Layout
 from manyheads.errors import UserError
 
 

@@ -14,10 +14,10 @@ from manyheads.cli.parser import Parser, number, path
 from manyheads.cli.tables import result_table, tuning_tables
 from manyheads.cli.terminal import waiting
 from manyheads.cli.text import columns
-from manyheads.compare import SEEDS, distinct, plan
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.files import locked
+from manyheads.grid import SEEDS, distinct, plan
 from manyheads.jobs import Job, News, run_jobs
 from manyheads.report import Comparison, write
 from manyheads.report.collect import find_runs

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from manyheads import data, figures
+from manyheads import data
+from manyheads.cli import figures
 from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
 from manyheads.cli.terminal import waiting

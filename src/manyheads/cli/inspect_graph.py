@@ -3,8 +3,9 @@
 import argparse
 from pathlib import Path
 
-from manyheads import drawing, figures, topology
+from manyheads import drawing, topology
 from manyheads.algorithms import DisPFL
+from manyheads.cli import figures
 from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
 from manyheads.cli.terminal import waiting

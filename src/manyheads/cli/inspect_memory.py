@@ -14,7 +14,7 @@ from manyheads.cli.text import facts
 from manyheads.derived import federation_of, pick_device, resolve
 from manyheads.engine.choose import FILLED
 from manyheads.engine.cuda_graphs import describe, plan_memory, settle
-from manyheads.engine.cuda_graphs.memory import free_memory
+from manyheads.engine.cuda_graphs.memory_plan import free_memory
 from manyheads.engine.precision import Precision
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime

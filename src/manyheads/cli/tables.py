@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from manyheads.cli.text import table
-from manyheads.data.sites import is_site_path
+from manyheads.data.site_files import is_site_path
 from manyheads.report.findings import caveats, verdict
 from manyheads.report.naming import words
 from manyheads.report.table import headers, rows

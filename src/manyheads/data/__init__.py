@@ -5,10 +5,10 @@ from pathlib import Path
 
 from manyheads.data import arrays, cifar, digits, fashion_mnist, harbox, mobiact
 from manyheads.data.dataset import RAW, Dataset
+from manyheads.data.download import DownloadProgress
 from manyheads.data.federation import Federation, federate
-from manyheads.data.files import DownloadProgress
 from manyheads.data.shards import Shards
-from manyheads.data.sites import is_site_path
+from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError, unknown
 
 __all__ = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.files import Download, DownloadProgress, Layout, obtain, read
+from manyheads.data.download import Download, DownloadProgress, Layout, obtain, read
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError, first_line
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.files import Download, DownloadProgress, Layout, check_md5, obtain
+from manyheads.data.download import Download, DownloadProgress, Layout, check_md5, obtain
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset, standardise
-from manyheads.data.files import find, missing, search_path
+from manyheads.data.download import find, missing, search_path
 from manyheads.errors import UserError
 
 FOLDER = "large_scale_HARBox"

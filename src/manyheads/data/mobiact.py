@@ -5,7 +5,7 @@ from pathlib import Path
 
 from manyheads.data import arrays
 from manyheads.data.dataset import Dataset, standardise
-from manyheads.data.files import find, missing, search_path
+from manyheads.data.download import find, missing, search_path
 from manyheads.errors import UserError
 
 FILE = "mobiact6.npz"

@@ -6,7 +6,7 @@ from manyheads import memory
 from manyheads.engine.chain import ChainKernel, is_chain
 from manyheads.engine.cuda_graphs.engine import CudaGraphsEngine
 from manyheads.engine.cuda_graphs.footprint import Footprint, footprint_of
-from manyheads.engine.cuda_graphs.memory import choose_slots, free_memory, plan_memory, settle
+from manyheads.engine.cuda_graphs.memory_plan import choose_slots, free_memory, plan_memory, settle
 from manyheads.engine.local import LocalEngine
 from manyheads.engine.loop import LoopKernel
 from manyheads.engine.phase import Engine, EngineName

@@ -13,7 +13,7 @@ import numpy as np
 from manyheads.algorithms import find_algorithm
 from manyheads.data import is_own_file
 from manyheads.data.federation import saved_data_digest
-from manyheads.data.sites import is_site_path
+from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError
 from manyheads.report.naming import shown
 from manyheads.store import Run

@@ -8,12 +8,12 @@ from functools import cache, cached_property
 from typing import Any
 
 from manyheads.algorithms import REGISTRY, Algorithm
-from manyheads.compare import SEEDS
 from manyheads.data import Dataset
 from manyheads.derived import resolve
 from manyheads.engine.phase import PrecisionName
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat, option_defaults
+from manyheads.grid import SEEDS
 from manyheads.new_workers import NewWorkers
 
 GRAPHS = {"ring": "ring", "random": "random:0.25", "full": "full"}

@@ -1,4 +1,4 @@
-"""What a comparison consists of: experiments made complete, each once, their places in a folder and their labels.
+"""The grid of a comparison: experiments made complete, each once, their places in a folder and their labels.
 
 Runs of one seed share partition, graph and first weights by construction: all of them are functions of the seed and of
 options that the runs have in common.

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from manyheads.algorithms import DPSGD, REGISTRY
-from manyheads.compare import distinct, labels, plan
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
+from manyheads.grid import distinct, labels, plan
 from manyheads.tune import tunings
 
 ONE = Runtime(device="cpu", threads=1)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from manyheads.data.shards import Shards
-from manyheads.engine.cuda_graphs.memory import MemoryPlan, describe, plan_memory, settle
+from manyheads.engine.cuda_graphs.memory_plan import MemoryPlan, describe, plan_memory, settle
 from manyheads.engine.precision import Precision
 from manyheads.errors import UserError
 from manyheads.models.split import Split

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manyheads import figures
+from manyheads.cli import figures
 from manyheads.drawing import FORMATS
 from manyheads.errors import UserError
 
