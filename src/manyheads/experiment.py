@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
-from manyheads.algorithms.base import Schedule, epochs_by_steps
+from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
 from manyheads.checks import field_kinds, normalise_fields, not_negative, positive, shown
@@ -86,7 +86,7 @@ class Experiment:
     """Largest gradient norm; 0 turns clipping off."""
     decay: float | None = None
     """Factor that the rates are multiplied by after each round."""
-    schedule: Schedule = "decay"
+    schedule: Literal["decay", "corollary"] = "decay"
     """Rates: lr * decay**round, or Corollary 1's sqrt(N/K) and 1/(tau sqrt(K))."""
     precision: PrecisionName | None = None
     """Number format of the training; samples stay in float32. Default: tf32 on a GPU, else float32."""

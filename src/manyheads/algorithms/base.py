@@ -42,7 +42,6 @@ class State:
     buffers: Buffers
 
 
-Schedule = Literal["decay", "corollary"]
 Exchange = Literal["graph", "server", "none"]
 
 
