@@ -63,6 +63,8 @@ def test_a_small_study_from_beginning_to_end(tmp_path: Path, capsys: pytest.Capt
     assert index == "runs/quick/README.md"
     text = (tmp_path / index).read_text()
     assert f"| [{STUDIES['consensus'].title}](consensus.md) | 3 of 9 runs |" in text
+    # The three runs count in other studies too, and once here.
+    assert re.search(r" 3 of \d+ different runs are recorded", text)
     assert [f"runs/quick/{page}" for page in re.findall(r"\((\w+\.md)\)", text)] == reports
 
 

@@ -48,6 +48,11 @@ def in_order(studies: dict[str, Study], size: Size) -> list[Trial]:
 def write_index(studies: Iterable[Study], size: Size, records: Records, folder: Path) -> Path:
     """Write ``README.md``, which leads to the reports of some studies and says how far each is."""
     report, trials = Report("README", "Results"), {study: study.grid(size) for study in studies}
+    every = without_repeats(trial for asked in trials.values() for trial in asked)
+    report.parts.append(
+        f"The tables and figures of the paper, and what came out. {sum(map(records.have, every))} of "
+        f"{counted(len(every), 'different run')} are recorded; a run counts in every study that needs it."
+    )
     report.add_table(
         ["study", "recorded"],
         (
