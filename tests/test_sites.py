@@ -7,7 +7,7 @@ import pytest
 
 from manyheads.data.site_files import seen
 from manyheads.errors import UserError
-from manyheads.sites import Sites, place, refuse_others, resume_round, whose
+from manyheads.sites import Sites, noted, place, refuse_others, resume_round, whose
 
 
 def _marked(seen: list[list[int]]) -> list[dict[str, str]]:
@@ -73,22 +73,43 @@ def test_a_damaged_folder_of_a_site_is_named(tmp_path: Path, content: str) -> No
         refuse_others(tmp_path, range(1))
 
 
+def _starts(*rounds: int, **told: object) -> list[dict[str, object]]:
+    """Of the first process with what its site has noted, of the others with nothing."""
+    return [
+        {"round": round, "away": {}, "disturbances": [], **(told if k == 0 else {})} for k, round in enumerate(rounds)
+    ]
+
+
 def test_away_for_too_long(tmp_path: Path) -> None:
     first = Sites((range(1), range(2, 3)), 3, timeout=0.2)
-    assert first.resume_absences(tmp_path, range(1), [4, 4]) == 4
+    assert first.resume_absences(tmp_path, range(1), _starts(4, 4)) == 4
     assert not first.overdue()
     time.sleep(0.25)
     again = Sites((range(1), range(2, 3)), 3, timeout=0.2)
     assert not again.overdue()
-    again.resume_absences(tmp_path, range(1), [6, 6])
+    again.resume_absences(tmp_path, range(1), _starts(6, 6, **noted(tmp_path)))
     assert again.overdue(), "an absence is counted from its beginning, over starts"
     assert "worker 1 was away for more than 0.2 s" in str(again.given_up())
     back = Sites((range(1), range(1, 2), range(2, 3)), 3, timeout=0.2)
-    back.resume_absences(tmp_path, range(1), [8, 0, 8])
+    # At worker 1's site, which has noted nothing itself.
+    (tmp_path / "other").mkdir()
+    back.resume_absences(tmp_path / "other", range(1, 2), _starts(8, 0, 8, **noted(tmp_path)))
     assert not back.overdue()
+    assert back.disturbances == noted(tmp_path / "other")["disturbances"]
     assert back.disturbances == [
         "From round 5 on worker 1 was away.",
         "From round 7 on worker 1 was away.",
         "From round 9 on all workers were there again.",
         "Worker 1 went on in round 9 with first weights.",
     ]
+
+
+def test_what_each_of_two_sites_has_noted_is_known_to_both(tmp_path: Path) -> None:
+    starts = [
+        {"round": 8, "away": {"1": 5.0, "2": 5.0}, "disturbances": ["From round 5 on workers 1, 2 were away."]},
+        {"round": 8, "away": {"0": 7.0, "2": 9.0}, "disturbances": ["a", "b"]},
+    ]
+    both = Sites((range(1), range(1, 2)), 3, timeout=1)
+    both.resume_absences(tmp_path, range(1), starts)
+    assert both.disturbances[:3] == ["a", "b", "From round 5 on workers 1, 2 were away."]
+    assert noted(tmp_path)["away"] == {"2": 5.0}, "since it was first missed"

@@ -53,6 +53,7 @@ def check_alike(
     """
     settings = ["engine", "eval_every", "theory_every", "checkpoint_every", "deterministic"]
     if in_sites:
+        settings.append("site_timeout")
         samples, cures = dataset.kind, {"samples": ONE_KIND}
     else:
         settings.append("out")

@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,23 @@ class Sites:
         """What made this run another than the one that was asked for, a line each."""
         self._since = dict.fromkeys(self.away, time.time())
 
-    def resume_absences(self, folder: Path, workers: range, rounds: Sequence[int]) -> int:
-        """Continue the record of who was away from an earlier start; gives the round that this start begins at.
+    def resume_absences(self, folder: Path, workers: range, starts: Sequence[Mapping[str, Any]]) -> int:
+        """Continue the record of who was away from earlier starts; gives the round that this start begins at.
 
-        ``rounds``: the round of the state that each process has.
+        ``starts``: of each process the ``round`` of its state, and what its site has ``noted``: a site that was away
+        itself learns from the others what happened meanwhile.
         """
+        rounds = [start["round"] for start in starts]
         round = max(rounds)
-        earlier = _kept(folder) or {"away": {}, "disturbances": []}
-        self._since |= {int(who): since for who, since in earlier["away"].items() if int(who) in self._since}
-        self.disturbances = earlier["disturbances"]
+        absences = [(int(who), since) for start in starts for who, since in start["away"].items()]
+        for who, since in absences:
+            if who in self._since:
+                self._since[who] = min(since, self._since[who])
+        told = sorted((start["disturbances"] for start in starts), key=len, reverse=True)
+        self.disturbances = list(dict.fromkeys(chain.from_iterable(told)))
         if self.away:
             self.disturbances.append(f"From round {round + 1} on {_were(self.away)} away.")
-        elif earlier["away"]:
+        elif absences:
             self.disturbances.append(f"From round {round + 1} on all workers were there again.")
         for behind, whose in zip(rounds, self.placement, strict=True):
             if behind < round:
@@ -133,6 +139,12 @@ def resume_round(kept: Sequence[Sequence[int]]) -> int:
     no_earlier = max((min(rounds) for rounds in kept if rounds), default=0)
     having = Counter(round for rounds in kept for round in set(rounds) if round >= no_earlier)
     return max(having, key=lambda round: (having[round], round), default=0)
+
+
+def noted(folder: Path) -> dict[str, Any]:
+    """Who was away since when, and what disturbed the run, as a site has noted it at earlier starts."""
+    earlier = _kept(folder) or {}
+    return {"away": earlier.get("away", {}), "disturbances": earlier.get("disturbances", [])}
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:

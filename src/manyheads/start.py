@@ -11,7 +11,7 @@ from manyheads.models.split import constants_of
 from manyheads.network.restarts import restarted
 from manyheads.saver import Saver
 from manyheads.session import Session
-from manyheads.sites import Sites, refuse_others
+from manyheads.sites import Sites, noted, refuse_others
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION, finished_rounds
 from manyheads.tree import row_shapes
@@ -104,7 +104,8 @@ def begin_or_resume(session: Session, saver: Saver, first: State) -> Start:
 
 def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int:
     """The round that all sites continue from. ``own``: the round of this site's state; 0: the first weights."""
-    round = sites.resume_absences(folder, session.ctx.network.workers, session.processes.gather_json(own))
+    starts = session.processes.gather_json({"round": own, **noted(folder)})
+    round = sites.resume_absences(folder, session.ctx.network.workers, starts)
     session.notes.extend(sites.disturbances)
     if own == 0 and round > 0:
         session.notes.append(

@@ -60,8 +60,7 @@ def hosts() -> Iterator[list[str]]:
 
 def torchrun(host: str, number: int, out: Path, log: Path) -> subprocess.Popen[bytes]:
     """A host's part of the run."""
-    is_host = int(number == MEETING_PLACE)
-    meeting = f"is_host={is_host},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"
+    meeting = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"
     options = (
         *("--nnodes", f"1:{HOSTS}", "--nproc-per-node", 1, "--max-restarts", 3),
         *(
@@ -72,7 +71,7 @@ def torchrun(host: str, number: int, out: Path, log: Path) -> subprocess.Popen[b
             "--rdzv-id",
             "hosts",
         ),
-        *("--rdzv-conf", meeting, "--local-addr", f"10.77.0.{number + 1}"),
+        *("--rdzv-conf", meeting),
     )
     program = (sys.executable, "-m", "torch.distributed.run", *options, "-m", "manyheads", *TRAIN, *REST, "--out", out)
     temporary = log.with_suffix(".tmp")
@@ -82,7 +81,6 @@ def torchrun(host: str, number: int, out: Path, log: Path) -> subprocess.Popen[b
         "TMPDIR": str(temporary),
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "eth",
     }
     command = ["ip", "netns", "exec", host, *map(str, program)]
     with log.open("wb") as file:

@@ -9,7 +9,7 @@ import os
 import pickle
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.elastic.rendezvous.api import (
@@ -22,7 +22,9 @@ from torch.distributed.elastic.rendezvous.api import (
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBackend, Token, create_handler
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
+from manyheads.network.addresses import interface_of, is_here, towards
 from manyheads.network.restarts import announce
 
 _LINGER_SECONDS = 2.0
@@ -46,9 +48,26 @@ def get_handler() -> Callable[[RendezvousParameters], RendezvousHandler]:
 def _meet(params: RendezvousParameters) -> RendezvousHandler:
     # Else torchrun (as of 2.13) can neither go on without the machine of process 0 nor take in one that comes later.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+    _take_address(params)
     with _one_line(params):
         backend, store = _backend(params)
         return _Meeting(create_handler(store, _Checked(backend), params), params)
+
+
+def _take_address(params: RendezvousParameters) -> None:
+    """Be known to the others by the address that leads to where they meet, unless the user names another.
+
+    torch takes the machine's name, which often leads to that machine alone.
+    """
+    own = towards(_host(params))
+    params.local_addr = params.local_addr or own
+    if own and (interface := interface_of(own)):
+        # gloo too would listen where the machine's name leads; the processes inherit this.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+def _host(params: RendezvousParameters) -> str:
+    return parse_rendezvous_endpoint(params.endpoint, default_port=0)[0]
 
 
 def _backend(params: RendezvousParameters) -> tuple[RendezvousBackend, Store]:
@@ -59,6 +78,15 @@ def _backend(params: RendezvousParameters) -> tuple[RendezvousBackend, Store]:
 
     def make() -> tuple[RendezvousBackend, Store] | Exception:
         try:
+            if params.get("is_host") is not None:
+                return create_backend(params)
+            # torch would ask whether the machine's name leads to the endpoint.
+            if is_here(_host(params)):
+                params.config["is_host"] = "true"
+                with suppress(RendezvousConnectionError):
+                    return create_backend(params)
+            # They meet elsewhere, or at another torchrun of this machine that was started before.
+            params.config["is_host"] = "false"
             return create_backend(params)
         except Exception as error:
             # Raised below: here it would only be printed, by a thread that nobody waits for any more.

@@ -121,8 +121,10 @@ def find_runs(folder: Path, among: Collection[Path] | None = None) -> Found:
         which = "the run" if len(unfinished) == 1 else f"each of the {len(unfinished)} runs"
         raise UserError(f"{which} under {folder} is unfinished: start the command that began it again.")
     # Every site has the records of all workers, so one site stands for all that ended the run together. If they ended
-    # it in several groups, take the largest group.
-    runs = [min(ended, key=lambda run: run.summary["workers_without_test"]) for ended in sites.values()]
+    # it in several groups, take the largest group, and of that one that was never away: it has all rounds.
+    runs = [
+        min(ended, key=lambda run: (run.summary["workers_without_test"], -len(run.metrics))) for ended in sites.values()
+    ]
     parted = [
         run.path
         for shown, ended in zip(runs, sites.values(), strict=True)
