@@ -35,7 +35,7 @@ COMMANDS = [
 ]
 FOREIGN_FLAGS = {
     *("--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"),
-    *("--standalone", "--max-restarts", "--nodes", "--ntasks-per-node"),
+    *("--standalone", "--max-restarts", "--local-addr", "--nodes", "--ntasks-per-node"),
 }
 """Options of torchrun and Slurm that the pages show."""
 

@@ -41,8 +41,8 @@ def test_a_process_is_known_by_its_workers_and_their_files() -> None:
 @pytest.mark.parametrize(
     ("workers", "message"),
     [
-        ([[0], []], "a process sees no worker's file, the others see those of worker 0: "),
-        ([[], []], "a process sees no worker's file, the others see none either: "),
+        ([[0], []], r"a process sees no file, the others see those of worker 0 \(of workers below --workers\): "),
+        ([[], []], r"no file is here \(of workers below --workers\): put one where --data says"),
         ([[0, 2], [1]], "a process sees the files of workers 0, 2: number the workers of a site consecutively"),
         (
             [[0, 1], [1, 2]],

@@ -110,9 +110,9 @@ def place(marked: Sequence[Mapping[str, str]]) -> Placement:
         # Messages name files, not ranks: that is how people know their sites.
         if not files:
             others = sorted({worker for files in seen for worker in files})
-            found = f"those of {_workers(others)}" if others else "none either"
+            who = f"a process sees no file, the others see those of {_workers(others)}" if others else "no file is here"
             raise UserError(
-                f"a process sees no worker's file, the others see {found}: put one where --data says, or start it"
+                f"{who} (of workers below --workers): put one where --data says, give more --workers, or start it"
                 " elsewhere."
             )
         if files[-1] - files[0] + 1 != len(files):

@@ -112,7 +112,7 @@ def test_in_sites_a_process_is_known_by_its_workers(several: Make) -> None:
 @pytest.mark.parametrize(
     ("done", "most", "ending"),
     [
-        (0, 2, "torchrun starts the run again within about half a minute, with whoever is there then."),
+        (0, 2, "torchrun starts the run again within about half a minute, unless the machine is lost where all meet."),
         (2, 2, "The same command continues the run."),
         (None, None, "The same command continues the run."),
     ],

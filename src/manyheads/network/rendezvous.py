@@ -206,7 +206,7 @@ def _one_line(params: RendezvousParameters) -> Iterator[None]:
     except RendezvousConnectionError:
         raise SystemExit(
             f"manyheads: no answer from {params.endpoint}, where the machines meet: check that torchrun is running"
-            " there and its port is open, and start again."
+            " there, as it is until the run ends, and that its port is open, and start again."
         ) from None
     except RendezvousStateError:
         raise SystemExit(

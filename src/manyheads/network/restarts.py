@@ -19,7 +19,7 @@ def announce() -> Path:
 def how_it_goes_on() -> str:
     """What becomes of a run that has lost a process, in a sentence."""
     if _count("RESTART_COUNT") < _count("MAX_RESTARTS"):
-        return "torchrun starts the run again within about half a minute, with whoever is there then."
+        return "torchrun starts the run again within about half a minute, unless the machine is lost where all meet."
     return "The same command continues the run."
 
 
