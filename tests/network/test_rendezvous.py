@@ -1,6 +1,7 @@
 """Machines that do not meet: one line and status 1, whatever keeps them from it. Mistakes are not repeated."""
 
 import base64
+import os
 import pickle
 import socket
 import subprocess
@@ -40,6 +41,29 @@ def test_a_machine_that_never_comes(endpoint: str) -> None:
     assert not meeting.use_agent_store, "each start has a store of its own: the machine of process 0 may go"
     with pytest.raises(SystemExit, match=f"^manyheads: fewer than 2 machines came to {endpoint} in time: start .*$"):
         meeting.next_rendezvous()
+    assert meeting.shutdown()
+
+
+def test_the_first_on_the_machine_where_they_meet_keeps_the_place_and_the_next_finds_it(endpoint: str) -> None:
+    first, second = meet(endpoint), meet(endpoint)
+    first.set_closed()
+    assert second.is_closed()
+    assert first.shutdown() and second.shutdown()
+
+
+@pytest.mark.parametrize("given", [None, "10.9.9.9"])
+def test_a_machine_is_known_by_the_address_that_leads_to_the_others(
+    endpoint: str, given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Set first, so that it is put back afterwards as it was.
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    monkeypatch.setattr(rendezvous, "towards", {"localhost": "10.0.0.2"}.get)
+    monkeypatch.setattr(rendezvous, "interface_of", {"10.0.0.2": "wg0"}.get)
+    params = RendezvousParameters("manyheads", endpoint, "mine", 1, 1, local_addr=given, read_timeout=2)
+    meeting = get_rendezvous_handler(params)
+    assert params.local_addr == (given or "10.0.0.2")
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "wg0"
     assert meeting.shutdown()
 
 
