@@ -81,6 +81,14 @@ def test_objects_of_one_kind_are_told_apart(tmp_path: Path, write_run):
     assert {str(setting) for setting in open_comparison(tmp_path).settings} == {"data arrays", "data arrays bbbbbbbb"}
 
 
+def test_a_description_of_another_number_of_workers_is_refused(tmp_path: Path, write_run):
+    path = write_run(tmp_path / "run") / "experiment.json"
+    description = json.loads(path.read_text())
+    path.write_text(json.dumps({**description, "workers": description["workers"] - 1}))
+    with pytest.raises(UserError, match=r"run holds values of other workers than its experiment\.json says: put that"):
+        find_runs(tmp_path)
+
+
 @pytest.mark.parametrize("content", [7, []])
 def test_a_hash_that_is_none_names_nothing(tmp_path: Path, write_run, content: object):
     path = write_run(tmp_path / "run") / "experiment.json"

@@ -193,6 +193,8 @@ def _as_compared(run: Run, summary: dict[str, Any]) -> Finished:
     own = dict(options.pop("algorithm"))
     metrics, workers = run.metrics(), run.workers()
     last = workers[-1] if workers and workers[-1]["round"] == summary.get("rounds") else {}
+    if any(isinstance(values, list) and len(values) != options["workers"] for values in last.values()):
+        raise UserError(f"{run.path} holds values of other workers than its {EXPERIMENT} says: put that back.")
     name = own.pop("name")
     kind = find_algorithm(name)
     for told in kind.provenance if kind else ():
