@@ -318,7 +318,8 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
         try:
             kind = get_algorithm(name)
         except UserError as error:
-            raise UserError(f"{error} Give one of your own in Python, as Run.open(path, algorithm=...).") from None
+            own = "Give one of your own in Python, as Run.open(path, algorithm=...), or this command through the file"
+            raise UserError(f"{error} {own} that registers it, as python FILE.py ...") from None
     known = field_kinds(kind)
     for name in options:
         if name not in known:

@@ -26,6 +26,18 @@ def test_a_finished_run(capsys: pytest.CaptureFixture, finished: Path) -> None:
     assert options == ["option --graph full", "option --head-epochs 1", "option --workers 3"]
 
 
+def test_a_finished_run_whose_log_has_lost_its_end(
+    capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path
+) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    whole = _inspect(capsys, run)
+    for content in ((run / "metrics.jsonl").read_text().splitlines()[0] + "\n", ""):
+        (run / "metrics.jsonl").write_text(content)
+        lines = _inspect(capsys, run)
+        assert [line for line in lines if "metrics.jsonl has lost the last rounds" not in line] == whole
+        assert len(lines) == len(whole) + 1
+
+
 def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     runtime = Runtime(out=tmp_path / "run", checkpoint_every=2)
     steps = rounds_of(

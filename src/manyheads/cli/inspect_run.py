@@ -24,7 +24,10 @@ def run(args: argparse.Namespace) -> None:
 
     run = Run.open(args.directory)
     description, records, summary = run.description, run.metrics(), run.summary()
-    done = records[-1]["round"] if records else 0
+    last = records[-1] if records else None
+    if run.finished and summary is not None:
+        last = {**summary, "round": summary["rounds"]}
+    done = last["round"] if last else 0
     name = description["algorithm"]["name"]
     title = (summary or {}).get("title") or title_of(name)
     print(headline(title, {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
@@ -37,13 +40,15 @@ def run(args: argparse.Namespace) -> None:
     ]
     if run.damaged_lines:
         lines.append(("note", f"damaged lines of metrics.jsonl, left out: {run.damaged_lines}"))
+    if run.finished and (not records or records[-1]["round"] != done):
+        lines.append(("note", "metrics.jsonl has lost the last rounds"))
     if summary is not None:
         lines += [("note", note) for note in summary.get("notes", ())]
         where = summary.get("runtime", {})
         lines.append(("computed with", ", ".join(f"{name} {value}" for name, value in where.items())))
     print(facts(lines))
-    if records:
-        print(f"\n{summary_table(records[-1])}")
+    if last:
+        print(f"\n{summary_table(last)}")
 
 
 def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
