@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.checkpoint import Checkpoints, Snapshot, latest_round, newest, read
+from manyheads.checkpoint import Checkpoints, Snapshot, covers, latest_round, newest, read
 from manyheads.errors import UserError
 
 NUM_WORKERS = 12
@@ -48,7 +48,7 @@ def same(a: Snapshot, b: Snapshot) -> bool:
         all(list(one) == list(two) and all(torch.equal(one[name], two[name]) for name in one) for one, two in trees)
         and np.array_equal(a.sent, b.sent)
         and np.array_equal(a.received, b.received)
-        and (a.round, a.seconds) == (b.round, b.seconds)
+        and (a.round, a.seconds, a.simulated_seconds) == (b.round, b.seconds, b.simulated_seconds)
     )
 
 
@@ -206,6 +206,46 @@ def test_a_checkpoint_is_not_completed_while_rows_are_missing(tmp_path: Path) ->
     with pytest.raises(UserError, match="rows of 2 of 3 processes"):
         ranks[0].complete(8, 1.0)
     assert latest_round(tmp_path) == 4
+
+
+def test_blocks_cover_the_workers_if_each_is_in_one() -> None:
+    assert covers([range(3), range(3, 12)], 12)
+    for blocks in ([range(3), range(4, 12)], [range(4), range(3, 12)], [range(3), range(3, 11)], [range(3, 12)], []):
+        assert not covers(blocks, 12)
+
+
+def test_rows_that_leave_a_worker_out_are_no_checkpoint(tmp_path: Path) -> None:
+    for rank, workers in enumerate((range(6), range(7, NUM_WORKERS))):
+        part = Checkpoints(tmp_path, run_id="abc", num_workers=NUM_WORKERS, workers=workers, rank=rank, num_ranks=2)
+        part.write_rows(snapshot(4, workers))
+    with pytest.raises(UserError, match="choose an --out on a disk that all of them see"):
+        processes(tmp_path, 2)[0].complete(4, 1.0)
+    assert latest_round(tmp_path) == 0
+
+
+def test_what_a_process_that_is_ahead_is_writing_is_left_alone(tmp_path: Path) -> None:
+    ranks = processes(tmp_path, 2)
+    ranks[1].write_rows(snapshot(8, ranks[1].workers))
+    save_all(ranks, 4)
+    ranks[0].write_rows(snapshot(8, ranks[0].workers))
+    ranks[0].complete(8, snapshot(8).seconds)
+    assert loaded_round(single(tmp_path)) == 8
+
+
+def test_a_checkpoint_under_the_name_of_another_round_is_damaged(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    save_all([checkpoints], 4)
+    shutil.copytree(tmp_path / "round-000004", tmp_path / "round-000009")
+    found, notes = checkpoints.load()
+    assert found is not None and same(found, snapshot(4))
+    assert notes == ["checkpoint of round 9 is damaged (manifest.json is of round 4): continuing from round 4"]
+
+
+def test_a_million_rounds_are_no_end(tmp_path: Path) -> None:
+    checkpoints = single(tmp_path)
+    for round in (999_999, 1_000_000):
+        save_all([checkpoints], round)
+    assert loaded_round(checkpoints) == 1_000_000
 
 
 def test_an_earlier_generation_can_write_nothing_more(tmp_path: Path) -> None:

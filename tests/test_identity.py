@@ -64,6 +64,7 @@ def test_a_tensor_is_known_by_its_values_not_by_how_it_prints():
     finally:
         torch.set_printoptions(profile="default")
     assert loss(weight.double()) != known != loss(weight[None])
+    assert loss(torch.zeros(2)) != loss(torch.zeros(2, dtype=torch.int32)), "the same bytes"
     assert loss(torch.ones(()).expand(1)) == loss(torch.ones(1))
 
 
@@ -181,6 +182,8 @@ def test_equal_arguments_are_told_in_one_way_whatever_their_order():
     assert kind(w={"a": 1, "b": {"d", "c"}}) == kind(w={"b": {"c", "d"}, "a": 1})
     assert kind(w={"a": 1.0}) == 'function torch.nn.functional.cross_entropy(w={"a": 1.0})'
     assert kind(w={1: 2, "a": 3}) == kind(w={"a": 3, 1: 2})
+    assert kind(w={0, 8}) == kind(w={8, 0}), "one place in a set of eight"
+    assert kind(w=np.array([None, 1.5])) == kind(w=np.array([None, float("1.5")])), "not by its place in memory"
 
 
 def test_what_does_not_show_its_content_is_refused():

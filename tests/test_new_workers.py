@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.algorithms import REGISTRY, Join
+from manyheads.algorithms import REGISTRY, Join, State
 from manyheads.data import federate, load
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
@@ -154,6 +154,20 @@ def test_what_is_joined_names_the_run(lab: SimpleNamespace, tmp_path: Path) -> N
     longer = _trained(lab, tmp_path / "run", data=source.experiment.data, rounds=7)
     assert longer.experiment.run_id == source.experiment.run_id
     assert open_join(longer, five, lab.cpu).experiment.run_id != one.run_id
+
+
+def test_what_is_joined_is_what_was_learned(lab: SimpleNamespace, tmp_path: Path) -> None:
+    """Runs of the same name, trained on other machines, may end with other weights."""
+    source = _trained(lab, tmp_path / "run")
+    session = lab.opened(source.experiment)
+    state = source.state()
+
+    def joined(factor: float) -> Experiment:
+        params = {name: factor * leaf for name, leaf in state.params.items()}
+        learned = Learned.from_session(session, State(params, state.buffers), "run")
+        return open_join_from(learned, NewWorkers(workers=3), lab.cpu).experiment
+
+    assert joined(1).run_id == joined(1).run_id != joined(2).run_id
 
 
 @pytest.mark.parametrize("name", ["ditto", "fedrod", "fedavg", "dispfl"])

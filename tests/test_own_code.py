@@ -1,6 +1,7 @@
 """The user's own code is known by what runs: by every change that matters, and by none that does not."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,6 +43,42 @@ def test_what_does_not_run_does_not(words: dict[str, str]) -> None:
     assert made().keys() == {"python", "loss"}
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"body": "x.sin()"}, {"body": "x.cos()"}),
+        ({"default": ", k=1"}, {"default": ", k=2"}),
+        ({"default": ", *, k=1"}, {"default": ", *, k=2"}),
+    ],
+)
+def test_a_name_or_a_default_alone_counts(one: dict[str, str], other: dict[str, str]) -> None:
+    assert changed(made(**one), made(**other)) == "loss"
+
+
+def test_a_set_has_no_order() -> None:
+    """Of words its order differs from process to process; 0 and 8 fall on one place, in the order they came."""
+    assert changed(made(body="x in {0, 8}"), made(body="x in {8, 0}")) is None
+
+
+@pytest.mark.parametrize("field", ["loss", "metric", "transform"])
+def test_every_function_of_an_experiment_counts(field: str) -> None:
+    one, other = (hashes(Experiment(**{field: function})) for function in (lambda x, y: x + y, lambda x, y: x - y))
+    assert changed(one, other) == field
+    assert one["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_what_a_decorator_wraps_counts() -> None:
+    def doubled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        @functools.wraps(function)
+        def both(*args: Tensor) -> Tensor:
+            return 2 * function(*args)
+
+        return both
+
+    one, other = (hashes(Experiment(loss=doubled(f))) for f in (lambda x, y: x + y, lambda x, y: x - y))
+    assert changed(one, other) == "loss"
+
+
 def test_a_default_that_only_marks_what_is_not_given_stops_nobody() -> None:
     assert changed(made(default=", k=object()"), made(default=", k=object()")) is None
     assert changed(made(default=", k=object(), a=1"), made(default=", k=object(), a=2")) == "loss"
@@ -77,6 +114,7 @@ def _scaled(factor: float) -> Callable[[Tensor, Tensor], Tensor]:
 def make_net() -> type[nn.Module]:
     class Net(nn.Module):
         width = 4
+        _depth = 2
 
         @property
         def wide(self) -> int:
@@ -97,6 +135,7 @@ def make_net() -> type[nn.Module]:
     "change",
     [
         {"width": 5},
+        {"_depth": 3},
         {"wide": property(lambda self: 3)},
         {"deep": functools.cached_property(lambda self: 3)},
         {"squash": staticmethod(lambda x: x)},
@@ -109,6 +148,13 @@ def test_a_class_is_its_functions_and_plain_attributes(change: dict[str, Any]) -
     for name, value in change.items():
         setattr(other, name, value)
     assert changed(before, hashes(Experiment(model=other()))) == "model"
+
+
+def test_the_attributes_of_a_class_have_no_order() -> None:
+    one, other = (
+        type("Net", (nn.Module,), {"__module__": "mine", **held}) for held in ({"a": 1, "b": 2}, {"b": 2, "a": 1})
+    )
+    assert hashes(Experiment(model=one)) == hashes(Experiment(model=other)) != {}
 
 
 def test_a_cached_factory_is_the_function_in_it() -> None:

@@ -80,6 +80,13 @@ def _starts(*rounds: int, **told: object) -> list[dict[str, object]]:
     ]
 
 
+def test_a_folder_is_that_of_its_workers_not_of_as_many(tmp_path: Path) -> None:
+    Sites((range(2), range(2, 4)), 4, timeout=1).resume_absences(tmp_path, range(2), _starts(0, 0))
+    refuse_others(tmp_path, range(2))
+    with pytest.raises(UserError, match=r"was begun with workers 0, 1, and this process now has workers 2, 3"):
+        refuse_others(tmp_path, range(2, 4))
+
+
 def test_away_for_too_long(tmp_path: Path) -> None:
     first = Sites((range(1), range(2, 3)), 3, timeout=0.2)
     assert first.resume_absences(tmp_path, range(1), _starts(4, 4)) == 4

@@ -99,6 +99,31 @@ def test_choice(tmp_path: Path, scores: list[float | None], best: int | None, be
     assert rates == ([] if best is None else [((0.1, 0.2, 0.4)[best],) * 2] * 2)
 
 
+def test_of_equal_factors_the_one_is_best_that_changes_rates_least(tmp_path: Path) -> None:
+    """A quarter is further from one than twice is."""
+    (tuning,) = tunings(_experiments(1)[:1], (0.25, 2), tmp_path)
+    _pretend(tuning, [0.7, 0.7])
+    assert tuning.chosen.lr == 0.4
+
+
+def test_rates_keep_their_digits(tmp_path: Path) -> None:
+    (tuning,) = tunings(_experiments(1, lr=0.12345, head_lr=0.3)[:1], (0.1, 1), tmp_path)
+    assert [(job.experiment.lr, job.experiment.head_lr) for job in tuning.tries] == [(0.012345, 0.03), (0.12345, 0.3)]
+
+
+def test_only_rates_that_are_too_high_lose(tmp_path: Path) -> None:
+    """A full disk must not decide which rates are best."""
+    found = tunings(_experiments(1)[:1], (0.5, 1), tmp_path)
+    _pretend(found[0], [0.5, None])
+
+    def run(jobs: list[Job]) -> dict[str, News]:
+        return {jobs[1].label: News(1, "failed", error="No space left on device")}
+
+    with pytest.raises(UserError, match=r"deprl.*, rates × 1: No space left on device"):
+        choose(found, run)
+    assert _places(tmp_path).keys() == {("deprl", 1, 0.1), ("deprl", 1, 0.2)}
+
+
 def test_luck_with_the_first_seed_wins_nothing(tmp_path: Path) -> None:
     """By rate and seed: what each would score, None where it fails."""
     scores = {(0.1, 1): 0.7, (0.2, 1): 0.8, (0.2, 2): 0.8, (0.2, 3): 0.7, (0.4, 1): 0.9, (0.4, 2): 0.9, (0.4, 3): 0.1}

@@ -67,6 +67,59 @@ def test_masks_stay_and_statistics_travel() -> None:
     assert last.record.bytes_sent_per_worker == 2 * 2 * 4 * numbers, "two rounds to two neighbours, four bytes each"
 
 
+class Peak(nn.Module):
+    """Keeps the largest value that it has seen, of which there is none at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.tensor([-torch.inf]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        largest = self.get_buffer("largest")
+        if self.training:
+            largest.copy_(torch.maximum(largest, x.detach().max()))
+        return x
+
+
+@pytest.mark.parametrize(("norm", "travels"), [("shared", True), ("local", False)])
+def test_statistics_travel_only_where_they_are_shared(lab: SimpleNamespace, norm: str, travels: bool) -> None:
+    """And an infinity never does: times a weight of 0 it would be no number."""
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), Peak(), nn.Linear(5, 3)).double()
+    ctx = lab.opened(lab.tiny(DPSGD(), model=net, head="3", norm=norm)).ctx
+    means = {"representation.1.running_mean", "representation.1.running_var"}
+    assert ctx.statistics(ctx.initial, WHOLE).keys() == (means if travels else set())
+    own = torch.arange(4.0).double()[:, None]
+    buffers = {name: leaf + own if name in means else leaf for name, leaf in ctx.initial.buffers.items()}
+    mixed = ctx.mix(State(ctx.initial.params, buffers), WHOLE, 0).buffers
+    for name in means:
+        assert torch.equal(mixed[name], buffers[name]) != travels
+
+
+def test_the_mean_model_is_as_exact_as_the_models(lab: SimpleNamespace) -> None:
+    ctx = lab.opened(lab.tiny(DPSGD())).ctx
+    params = {name: torch.randn_like(leaf) for name, leaf in ctx.initial.params.items()}
+    for name, leaf in ctx.mean_model(State(params, {})).params.items():
+        assert leaf.dtype == torch.float64
+        torch.testing.assert_close(leaf, params[name].mean(0).expand_as(leaf), rtol=1e-13, atol=1e-13)
+
+
+def test_a_phase_of_nothing_leaves_no_trace(lab: SimpleNamespace) -> None:
+    """Its loss, of no sample, would be the round's."""
+    ctx = lab.opened(lab.tiny(DPSGD())).ctx
+    phases = [Phase(name, WHOLE, count, SGD(0.1), ctx.objective) for name, count in (("a", Steps(1)), ("b", Epochs(0)))]
+    _, log = run_phases(ctx.initial, phases, 0, ctx, None)
+    assert list(log) == ["a"]
+
+
+def test_a_phase_is_checked_against_the_workers(lab: SimpleNamespace) -> None:
+    """A mask of one row would be everybody's."""
+    ctx = lab.opened(lab.tiny(DPSGD())).ctx
+    mask = {name: torch.ones_like(leaf[:1], dtype=torch.uint8) for name, leaf in ctx.initial.params.items()}
+    phase = Phase("body", WHOLE, Steps(1), SGD(0.1), ctx.objective, mask=mask)
+    with pytest.raises(UserError, match=r"mask of a phase has \[1, 5, 6\] for .*, but the workers have \[4, 5, 6\]"):
+        run_phases(ctx.initial, [phase], 0, ctx, None)
+
+
 def test_phases_of_a_round_are_told_apart_by_their_names(lab: SimpleNamespace) -> None:
     """Or the log would hold one of two, and simulated time run half as fast."""
     ctx = lab.opened(lab.tiny(DPSGD())).ctx

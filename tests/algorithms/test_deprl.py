@@ -54,6 +54,13 @@ def test_representations_start_equal_and_heads_as_asked(lab, kind):
         assert len(rows) == (1 if heads == "same" else 4)
 
 
+@pytest.mark.parametrize("kind", [DePRL, FedRep])
+def test_tau_is_what_moves_the_head_in_a_round(kind):
+    """Corollary 1 divides the head's rate by it."""
+    assert (kind(head_epochs=3).head_passes, kind(head_epochs=3, head_steps=7).head_passes) == (3, 7)
+    assert Local().head_passes == 0
+
+
 def test_the_head_never_moves_with_the_representation(lab):
     kind = DePRL(head_epochs=0)
     session = lab.opened(lab.tiny(kind))

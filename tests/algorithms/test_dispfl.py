@@ -1,5 +1,6 @@
 """DisPFL by hand: how many weights are kept, which, and what neighbours make of each other's."""
 
+from dataclasses import replace
 from math import ceil, cos, pi
 
 import hypothesis
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from torch import nn
 
 from manyheads.algorithms import DisPFL, ranking
 from manyheads.algorithms.dispfl import densities
@@ -218,3 +220,13 @@ def test_masks_do_not_depend_on_how_many_workers_are_ranked_together(lab, monkey
     monkeypatch.setitem(ranking._AT_ONCE, "cpu", 1)
     for name, leaf in lab.states(session)[-1].params.items():
         assert torch.equal(leaf, together.params[name]), name
+
+
+def test_statistics_are_averaged_without_a_mask(lab):
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3)).double()
+    session = lab.opened(lab.tiny(DisPFL(), model=net, head="3"))
+    kind, mean = session.experiment.algorithm, "representation.1.running_mean"
+    state = kind.init(session.ctx)
+    own = torch.arange(20.0, dtype=torch.float64).view(4, 5)
+    mixed = kind.mix(replace(state, buffers={**state.buffers, mean: own}), 0, session.ctx).buffers[mean]
+    torch.testing.assert_close(mixed, torch.from_numpy(session.mixing.rows(0).dense()) @ own)

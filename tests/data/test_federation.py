@@ -3,6 +3,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from manyheads.data import Dataset, Federation, Shards, arrays, federate, load
-from manyheads.data.federation import describe, saved_data_digest, saved_other_partition
+from manyheads.data.federation import describe, saved_data_digest, saved_other_partition, saved_with_other_data
 from manyheads.data.partition import Dirichlet
 from manyheads.errors import UserError
 from manyheads.tree import fingerprint
@@ -51,6 +52,24 @@ def test_a_split_is_a_function_of_the_seed(digits: Dataset, lab: SimpleNamespace
 
     assert lab.held(make(1)) == lab.held(make(1))
     assert len({lab.held(make(1)), lab.held(make(2)), lab.held(make(1, relabel=True))}) == 3
+
+
+@pytest.mark.parametrize(
+    ("part", "leaf", "options"),
+    [
+        ("train", "index", {"split": "iid"}),
+        ("test", "index", {"split": "iid"}),
+        ("test", "index", {"split": "iid", "test_split": "overlap"}),
+        ("validation", "index", {"split": "natural", "validation": 0.3}),
+        ("train", "y", {"split": "natural", "relabel": True}),
+    ],
+)
+def test_each_draw_is_another_with_another_seed(toy: Make, part: str, leaf: str, options: dict[str, Any]) -> None:
+    """Else the deviation over seeds would leave it out."""
+    data = toy([40] * 3, [20] * 3, users=4)
+    one, same, other = (getattr(federate(data, workers=4, seed=seed, **options), part) for seed in (3, 3, 4))
+    assert torch.equal(getattr(one, leaf), getattr(same, leaf))
+    assert not torch.equal(getattr(one, leaf), getattr(other, leaf))
 
 
 @given(part=st.floats(0, 0.999), sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5), seed=st.integers(0, 3))
@@ -128,6 +147,8 @@ def test_majority_floor_by_hand() -> None:
     empty = Shards(x, torch.arange(0), torch.arange(0), (0, 0, 0, 0))
     federation = Federation("hand", (0, 1, 2), train, empty, test, 2, (1,))
     assert federation.majority_floor() == pytest.approx((0.5 + 0.0) / 2)
+    own = replace(federation, test=replace(test, offsets=(0, 1, 4, 5)))
+    assert own.majority_floor() == pytest.approx((1 + 2 / 3 + 0) / 3), "each worker's own most frequent class"
     weighted = replace(federation, test=replace(test, weight=torch.tensor([3.0, 3.0, 1.0, 1.0, 1.0])))
     assert weighted.majority_floor() == pytest.approx((0.75 + 0.0) / 2)
     assert federation.take([1]).majority_floor() is None
@@ -151,6 +172,7 @@ def test_take_moves_whole_workers(digits: Dataset, lab: SimpleNamespace) -> None
     assert torch.equal(taken.class_counts, federation.class_counts[[4, 1]])
     assert lab.held(taken) != lab.held(federation)
     assert lab.held(federation.take(range(6))) == lab.held(federation)
+    assert taken.take([0]).ids == (4,), "whom a row belongs to, not where it stands"
 
 
 @pytest.mark.parametrize("test_split", ["shared", "reweighted"])
@@ -186,9 +208,10 @@ def test_the_fingerprint_of_own_data_is_saved_with_them(digits: Dataset, tmp_pat
     assert saved_data_digest(path) is None
     made = federate(digits, workers=6, split="iid", seed=1)
     made.save(path)
-    assert saved_data_digest(path) is None
+    assert saved_data_digest(path) is None and not saved_with_other_data(path, "abc"), "nobody knows which they were"
     replace(made, data_digest="abc").save(path)
     assert saved_data_digest(path) == "abc"
+    assert saved_with_other_data(path, "xyz") and not saved_with_other_data(path, "abc")
     path.write_bytes(path.read_bytes()[:50])
     assert saved_data_digest(path) is None
 

@@ -14,6 +14,7 @@ from manyheads.data.partition import (
     LabelShards,
     Natural,
     SplitRule,
+    _top_up,
     by_owner,
     draw_partition,
     largest_remainder,
@@ -175,6 +176,31 @@ def test_of_hopeless_draws_the_one_that_came_closest_is_topped_up(toy: Make, mon
     assert num_moved(100) < num_moved(0)
 
 
+def test_a_note_says_what_was_asked_of_a_draw_and_how_often(toy: Make) -> None:
+    (note,) = draw_partition(toy([200] * 5, [10] * 5), Dirichlet(0.01), 20, seed=1).notes
+    assert "with fewer than 7 samples after 100 redraws" in note, "1000 / (8 * 20), rounded up"
+
+
+def test_samples_are_moved_from_whoever_is_the_largest_then() -> None:
+    owner, label = np.repeat([0, 1, 2], [6, 5, 1]), np.zeros(12, np.int64)
+    share = np.array([[6, 5, 1]]) / 12
+    moved, after = _top_up(owner, share, label, 4, np.random.default_rng(1))
+    assert np.bincount(moved).tolist() == [4, 4, 4]
+    np.testing.assert_allclose(after, 1 / 3)
+    assert owner.tolist() == [0] * 6 + [1] * 5 + [2] and share[0, 0] == 0.5, "what was given stays"
+
+
+def test_no_share_falls_below_zero_when_samples_are_moved() -> None:
+    """Numbers of samples are rounded, so that a worker may hold more than its share."""
+    moved, share = _top_up(np.zeros(4, np.int64), np.array([[0.1, 0.9]]), np.zeros(4, np.int64), 2, _rng())
+    assert np.bincount(moved).tolist() == [2, 2]
+    np.testing.assert_allclose(share, [[0, 1]], atol=1e-12)
+
+
+def _rng() -> np.random.Generator:
+    return np.random.default_rng(1)
+
+
 def test_only_an_eighth_of_an_even_part_is_asked_of_a_draw(toy: Make) -> None:
     data = toy([40] * 3, [4] * 3)
     for seed in range(5):
@@ -191,6 +217,13 @@ def test_shards_give_each_worker_few_classes(toy: Make) -> None:
     other = draw_partition(data, LabelShards(2), 50, seed=2).owner
     again = np.bincount(data.y_train.numpy() * 50 + other, minlength=500).reshape(10, 50)
     assert not np.array_equal(counts, again), "which classes a worker has is drawn"
+
+
+def test_a_shards_samples_are_drawn_from_its_class(toy: Make) -> None:
+    """Files are often in some order: by user, by time."""
+    owner = draw_partition(toy([100], [10]), LabelShards(1), 4, seed=1).owner
+    for worker in range(4):
+        assert (np.diff(np.flatnonzero(owner == worker)) > 1).any()
 
 
 def test_natural_gives_every_user_its_own_worker(toy: Make) -> None:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from manyheads.algorithms.fedrod import two_losses
+from manyheads.engine.chain import is_chain
 from manyheads.engine.choose import make_engine
 from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps, cross_entropy
 from manyheads.errors import UserError
+from manyheads.models.split import twin
 from manyheads.tree import group
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -130,6 +132,26 @@ def test_fedrods_two_losses_agree(small, phase, net):
     expected, *others = fits(p, asked, kinds)
     for fit in others:
         assert_agree(fit, expected, TOLERANCE[torch.float64])
+
+
+@pytest.mark.parametrize("change", ["joint", "momentum-decay-clip"])
+def test_two_heads_move_one_representation(small, phase, change):
+    """By the sum of what each sends back; heads that send nothing leave it to other kernels, where it decays."""
+    kinds, p = small("mlp", generic=True)
+    model = twin(p.work.model)
+    model.detached = frozenset()
+    p = replace(p, work=replace(p.work, model=model))
+
+    def of_both(outputs: dict[str, Tensor], y: Tensor, constants: dict[str, Tensor]) -> Tensor:
+        return cross_entropy(outputs["head"], y) + 2 * cross_entropy(outputs["generic"], y)
+
+    asked = phase(**CHANGES[change](p), update=HEAD | BODY | {"generic"}, objective=of_both)
+    expected, *others = fits(p, asked, kinds)
+    for fit in others:
+        assert_agree(fit, expected, TOLERANCE[torch.float64])
+    assert is_chain(model)
+    model.detached = frozenset(model.head_names)
+    assert not is_chain(model)
 
 
 @pytest.mark.parametrize("used", ["head", "generic"])
@@ -275,9 +297,11 @@ def test_a_transform_of_the_inputs(small, phase, net, change):
     drawn: list[float] = []
 
     def noisy(x: Tensor, rng) -> Tensor:
+        assert x.shape[1:] == p.work.train.x.shape[1:], "inputs, not features"
         noise = torch.from_numpy(rng.standard_normal(x.shape))
         drawn.append(float(noise.flatten()[0]))
-        return x + noise
+        # Padding is no part of a batch.
+        return x - x.mean(0) + noise
 
     plain = fits(p, asked, ("loop",))[0]
     p = replace(p, work=replace(p.work, transform=noisy))

@@ -204,6 +204,8 @@ def test_a_loss_that_is_no_number_is_reported_as_infinite(make, phase):
     for kind in KERNELS["mlp"]:
         loss = p.engine(kind).fit(p.params, p.buffers, phase(), 0).loss
         assert loss.isinf().tolist() == [False, False, True, False, False] and not loss.isnan().any()
+    below = phase(objective=lambda outputs, y, constants: outputs["head"].sum(1) - torch.inf)
+    assert p.engine("loop").fit(p.params, p.buffers, below, 0).loss.tolist() == [torch.inf] * 5, "nor below all numbers"
 
 
 @pytest.mark.parametrize("kind", ["loop", "chain", "vmap"])
@@ -314,6 +316,18 @@ def test_gradient_is_autograds_over_the_whole_shard(make, phase, net, update):
             torch.testing.assert_close(leaf[row], expected, rtol=1e-10, atol=1e-12)
 
 
+def test_gradient_goes_through_shards_larger_than_one_pass(make, phase):
+    """As a mean over all samples, not a sum of the passes' means."""
+    p = make("mlp", sizes=(300, 3))
+    gradient = p.engine("loop").gradient(p.params, p.buffers, phase(), 0)
+    shards = p.work.train
+    for row in range(2):
+        model, here = module_of(p, row), shards.rows(row)
+        F.cross_entropy(model(shards.x[shards.index[here]]), shards.y[here]).backward()
+        for name, leaf in gradient.items():
+            torch.testing.assert_close(leaf[row], model.get_parameter(name).grad, rtol=1e-10, atol=1e-12)
+
+
 def test_gradient_of_the_streams_first_batches(make, phase):
     p = make("mlp", sizes=(7, 9))
     asked = phase(stream="regrow", amount=Epochs(1))
@@ -370,6 +384,10 @@ def test_modules_with_their_own_randomness_run_alone_and_reproducibly(problem, p
     fit = alone.engine("loop").fit(alone.params, alone.buffers, phase(), 0)
     assert torch.equal(fit.loss, first.loss[1:])
     assert not torch.equal(p.engine("loop").fit(p.params, p.buffers, phase(), 1).loss, first.loss)
+    # Of a single sample a round draws no other order.
+    p = problem(noisy, sizes=(1, 1))
+    losses = [p.engine("loop").fit(p.params, p.buffers, phase(), round).loss for round in (0, 1)]
+    assert (losses[0] != losses[1]).all()
 
 
 class Noise(nn.Module):

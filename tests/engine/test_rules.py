@@ -1,5 +1,7 @@
 """Every rule against autograd: outputs, input gradients, weight gradients and their norms, worker by worker."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -65,6 +67,14 @@ def test_forward_and_back(kind: str) -> None:
             torch.testing.assert_close(part.square_norm(torch.float64, product)[worker], square)
 
 
+def test_a_norm_of_products_that_cancel_is_as_exact_as_it_is_asked_for() -> None:
+    """As at a minimum: the gradient is a ten thousandth of the terms that it is made of."""
+    d, x = torch.tensor([[[1.0], [-0.9999]]]), torch.ones(1, 2, 3)
+    part = Contribution("layer", nn.Linear(3, 1, bias=False), d, x)
+    exact = part.product().double().square().sum((1, 2))
+    torch.testing.assert_close(part.square_norm(torch.float64), exact, rtol=1e-6, atol=0)
+
+
 def test_a_dropout_without_a_key_is_off() -> None:
     rule = rule_for("drop", Dropout(0.5), {})
     assert rule is not None
@@ -99,3 +109,21 @@ class Doubled(nn.Linear):
 )
 def test_layers_without_a_rule(layer: nn.Module) -> None:
     assert rule_for("layer", layer, {}) is None
+
+
+class Cubed(nn.ReLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return x**3
+
+
+def test_what_only_looks_like_a_layer_with_a_rule_has_none() -> None:
+    """A part that is not trained belongs to no worker, and so its layer is neither of one kind nor of the other."""
+    for layer in (nn.Linear(6, 5), nn.Conv2d(2, 3, 3)):
+        assert rule_for("layer", layer, {}) is not None
+        for name in ("weight", "bias"):
+            partly = copy.deepcopy(layer)
+            delattr(partly, name)
+            partly.register_buffer(name, getattr(layer, name).detach())
+            assert rule_for("layer", partly, {}) is None
+    for layer in (Cubed(), nn.Flatten(1, 2), nn.Flatten(2)):
+        assert rule_for("layer", layer, {}) is None

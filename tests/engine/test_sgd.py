@@ -63,3 +63,14 @@ def test_only_the_first_rows_move():
     d.step({"head.w": torch.ones(2, 1, dtype=torch.float64)})
     assert torch.equal(d.params["head.w"][2], before[2])
     assert not torch.equal(d.params["head.w"][:2], before[:2])
+
+
+def test_gradients_that_share_memory_are_changed_one_by_one():
+    """As autograd gives them to leaves that are added to each other, and to those of a mean: one number, expanded."""
+    phase = Phase("body", frozenset({"head"}), Steps(1), SGD(1.0, weight_decay=0.1), single_head(cross_entropy))
+    params = {f"head.{n}": torch.full((1, 2), float(n), dtype=torch.float64) for n in (1, 2, 3)}
+    one = torch.full((1, 2), 0.5, dtype=torch.float64)
+    gradients = {"head.1": one, "head.2": one, "head.3": torch.tensor(0.5, dtype=torch.float64).expand(1, 2)}
+    Descent(phase, params).step(gradients)
+    for name, expected in (("head.1", 0.4), ("head.2", 1.3), ("head.3", 2.2)):
+        assert params[name].flatten().tolist() == pytest.approx([expected] * 2)

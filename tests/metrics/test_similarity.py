@@ -74,6 +74,16 @@ def test_the_mean_cosine_needs_no_map() -> None:
     assert math.isnan(broken)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_looking_changes_no_leaf(dtype: torch.dtype) -> None:
+    """In double precision nothing needs to be converted, and so nothing is copied by itself."""
+    params = {f"{part}.a": torch.randn(3, 4).to(dtype) for part in ("representation", "head")}
+    before = {name: leaf.clone() for name, leaf in params.items()}
+    mean_cosines(params)
+    similarities(params.items(), None)
+    assert all(torch.equal(leaf, before[name]) for name, leaf in params.items())
+
+
 def test_a_mean_cosine_has_the_same_bits_on_any_number_of_threads() -> None:
     leaf, threads = torch.randn(3, 300_000, generator=torch.Generator().manual_seed(1)), torch.get_num_threads()
     try:

@@ -24,6 +24,13 @@ def test_nothing_has_no_spread() -> None:
     assert spread({}, network(3)) == (0.0, 0.0)
 
 
+def test_workers_that_nobody_hosts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a site that is away: what is gathered of its workers is no number."""
+    rows, here = {"head.a": torch.tensor([[1.0], [3.0]])}, network(2)
+    monkeypatch.setattr(here, "gather", lambda values: torch.cat([values, values.new_full((1,), math.nan)]))
+    assert spread(rows, here) == (4.0, 1.0)
+
+
 def test_wide_leaves_are_looked_at_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {"head.a": torch.randn(3, 7, 5, dtype=torch.float64)}
     whole = spread(rows, network(3))

@@ -58,6 +58,7 @@ def test_small_powers_meet_the_exact_ones() -> None:
 def test_some_are_within_reach() -> None:
     assert not constants(0.5, 2, lipschitz=0.01).vacuous
     assert constants(0.5, 2).vacuous
+    assert constants(0.9, 2, lipschitz=1e-4).beta == 0, "N/2 is the least of the three"
 
 
 def test_lines_for_a_graph() -> None:

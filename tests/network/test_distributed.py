@@ -270,6 +270,26 @@ def test_of_nothing_nothing_is_sent() -> None:
     assert not network.traffic.sent.any()
 
 
+def test_a_worker_that_no_process_hosts_counts_in_nothing() -> None:
+    """As one whose site is away: its share of an average goes to the others, and what it has is not known."""
+    alone = Processes(None, 0, 1, "0", 1.0, torch.device("cpu"))
+    network = Distributed(build_mixing("full", 3), frozenset(), alone, (range(2),))
+    params = {"head.w": torch.tensor([[1.0], [3.0]])}
+    assert network.average(params, np.array([1.0, 3.0, 96.0]))["head.w"].tolist() == [[2.5], [2.5]]
+    assert network.mean(params)["head.w"].tolist() == [2.0]
+    torch.testing.assert_close(
+        network.gather(torch.tensor([1.0, 3.0])), torch.tensor([1.0, 3.0, torch.nan]), equal_nan=True
+    )
+    assert network.gather(torch.tensor([1, 3])).tolist() == [1, 3, 0]
+
+
+def test_no_mean_over_all_is_taken_of_what_belongs_to_several() -> None:
+    alone = Processes(None, 0, 1, "0", 1.0, torch.device("cpu"))
+    network = Distributed(build_mixing("full", 2), frozenset(), alone, (range(2),), one_owner=False)
+    with pytest.raises(RuntimeError, match="would show rows to those who are not neighbours"):
+        network.mean({"head.w": torch.ones(2, 1)})
+
+
 def test_a_site_alone_puts_nothing_on_the_wire() -> None:
     params = {"representation.a": torch.arange(6.0).view(3, 2)}
     placement, alone = (range(3),), Processes(None, 0, 1, "start", 60, torch.device("cpu"))

@@ -59,6 +59,19 @@ def test_a_weight_of_zero_keeps_out_what_is_no_number() -> None:
     assert add_hosted(torch.zeros(1), whole(leaf), np.array([0.0, 1.0])).tolist() == [2.0]
 
 
+def test_a_weight_of_zero_on_the_diagonal_keeps_out_what_is_no_number(lab) -> None:
+    leaf = torch.tensor([[torch.nan], [2.0]])
+    mixed = mix_rows({"a": whole(leaf)}, {}, lab.mixing_of([[0, 1], [1, 0]]).rows(0))["a"]
+    assert mixed[0].tolist() == [2.0] and mixed[1].isnan().all()
+
+
+def test_mixing_under_a_mask_hides_nothing_that_is_no_number() -> None:
+    """A weight of somebody who keeps it may not turn into 0, as one that nobody keeps does."""
+    leaf, mask = torch.tensor([[torch.nan, 0.0], [1.0, 0.0]]), torch.tensor([[1, 0], [1, 0]])
+    mixed = mix_rows({"a": whole(leaf)}, {"a": whole(mask)}, build_mixing("full", 2).rows(0))["a"]
+    assert mixed[:, 0].isnan().all() and mixed[:, 1].tolist() == [0, 0]
+
+
 def test_the_full_graph_has_one_row(lab) -> None:
     assert common_row(build_mixing("full", 5).rows(0)) is not None
     assert common_row(build_mixing("ring", 5).rows(0)) is None

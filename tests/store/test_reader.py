@@ -214,6 +214,20 @@ def test_a_run_of_an_algorithm_of_ones_own_is_read_with_it(shelf: SimpleNamespac
         Run.open(tmp_path).model(2)
 
 
+def test_a_site_gives_its_own_workers_their_models(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    experiment = replace(shelf.experiment, model=own)
+    made, about = nets(experiment, (6,)), {**ABOUT, "first_worker": 1, "num_workers": 2}
+    shelf.start(tmp_path, experiment).save_models(stack(net.state_dict() for net in made[1:3]), about)
+    run, x = Run.open(tmp_path, model=own), torch.randn(7, 6)
+    assert run.hosted() == range(1, 3)
+    for worker in (1, 2):
+        assert torch.equal(run.model(worker)(x), made[worker](x))
+    for worker in (0, 3):
+        with shelf.refused(tmp_path, f"does not have the model of worker {worker}: give the run of that worker's site"):
+            run.model(worker)
+
+
 def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace, tmp_path: Path) -> None:
     own = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     experiment = replace(shelf.experiment, model=own)

@@ -142,8 +142,17 @@ def test_constants_may_change_until_then_too(shelf: SimpleNamespace, tmp_path: P
         directory.keep_constants(constants, begun=False)
         assert (tmp_path / "constants.safetensors").exists() == bool(constants)
     directory.keep_constants(other, begun=True)
+    for more in ({}, {**other, "representation.fc.bias": torch.zeros(2)}):
+        with pytest.raises(UserError, match="begun with different weights"):
+            directory.keep_constants(more, begun=True)
     with pytest.raises(UserError, match="begun with different weights under requires_grad=False"):
         directory.keep_constants(one, begun=True)
+
+
+def test_constants_that_are_no_numbers_are_themselves(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    directory, mask = shelf.start(tmp_path), {"representation.mask": torch.tensor([torch.nan, -torch.inf])}
+    directory.keep_constants(mask, begun=False)
+    directory.keep_constants(mask, begun=True)
 
 
 def test_code_is_kept_from_the_beginning_on(shelf: SimpleNamespace, tmp_path: Path) -> None:
@@ -191,6 +200,7 @@ def test_more_rounds_extend_a_run(shelf: SimpleNamespace, tmp_path: Path) -> Non
 
 def test_fewer_rounds_than_done_are_finished(shelf: SimpleNamespace, tmp_path: Path) -> None:
     directory = shelf.start(tmp_path)
+    shelf.save_checkpoint(tmp_path, 50)
     directory.finish(shelf.record(50), {})
     shelf.start(tmp_path, replace(shelf.experiment, rounds=20))
     assert finished_rounds(tmp_path) == 50
@@ -343,3 +353,17 @@ def test_a_directory_that_is_being_written_is_not_taken_up(shelf: SimpleNamespac
     shelf.start(tmp_path)
     with locked(tmp_path), shelf.refused(tmp_path, "another run is writing to"):
         shelf.start(tmp_path, replace(shelf.experiment, rounds=80))
+
+
+def test_an_option_that_only_one_side_knows_is_a_difference(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    """As when the directory was begun by another version."""
+    path = shelf.start(tmp_path).path / "experiment.json"
+    told = json.loads(path.read_text())
+    frozen = told["algorithm"].pop("frozen")
+    path.write_text(json.dumps(told))
+    with shelf.refused(tmp_path, rf"\(frozen not given there, {frozen} here\)"):
+        shelf.start(tmp_path)
+    told["algorithm"] |= {"frozen": frozen, "thawed": "late"}
+    path.write_text(json.dumps(told))
+    with shelf.refused(tmp_path, r"\(thawed late there, not given here\)"):
+        shelf.start(tmp_path)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from manyheads.experiment import flat
 from manyheads.studies import get_study
 from manyheads.studies.records import Records
 from manyheads.studies.trial import PAPER
@@ -35,6 +36,28 @@ def test_readings_are_other_experiments_on_the_same_cells() -> None:
     }
 
 
+def test_readings_change_what_they_say() -> None:
+    """And nothing else, or the number would not say what moved it."""
+    trials = [t for t in get_study("ambiguities").grid(SIZE) if t.place["data"] == "cifar100"]
+    as_read = {t.place["algorithm"]: t.experiment for t in trials if t.place["reading"] == "as read"}
+    found: dict[str, dict[str, object]] = {}
+    for trial in trials:
+        here, usual = (flat(one.describe()) for one in (trial.experiment, as_read[trial.place["algorithm"]]))
+        # A smaller batch takes less simulated time.
+        changed = {name: value for name, value in here.items() if value != usual[name] and name != "step_seconds"}
+        assert found.setdefault(f"{trial.place['reading']}, {trial.place['algorithm']}", changed) == changed
+    three = "the representation trains for three passes"
+    assert {name: changed for name, changed in found.items() if changed} == {
+        **{f"the representation's rate is three times as high, {name}": {"lr": 0.03} for name in ("deprl", "fedrep")},
+        **{f"{three}, {name}": {"body_epochs": 3} for name in ("deprl", "fedrep")},
+        f"{three} on the random graph, deprl": {"body_epochs": 3, "graph": "random:0.25"},
+        f"{three} and the server weighs workers alike, fedrep": {"body_epochs": 3, "weighting": "uniform"},
+        "rates do not fall, deprl": {"decay": 1.0},
+        "statistics of BatchNorm are not mixed, deprl": {"norm": "local"},
+        **{f"batches of 16, {name}": {"batch_size": 16} for name in ("deprl", "fedrep")},
+    }
+
+
 def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
     records = Records(tmp_path)
     for trial in get_study("ambiguities").grid(SIZE):
@@ -42,7 +65,8 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
         path = records.path(trial) / "workers.jsonl"
         # The first worker, which has 10 test samples, gets nothing right; the second cannot be scored.
         path.write_text(path.read_text().replace("[0.7, 0.7,", "[0.0, null,"))
-    get_study("ambiguities").write(SIZE, records, tmp_path)
+    page = get_study("ambiguities").write(SIZE, records, tmp_path).read_text()
+    assert "| as read | DePRL | 50.0 | 70.0 | – | 89.6 | −19.6 |" in page
     rows = list(csv.DictReader((tmp_path / "ambiguities.csv").read_text().splitlines()))
 
     def row(reading: str, algorithm: str = "deprl", data: str = "cifar10") -> dict[str, str]:

@@ -26,6 +26,7 @@ def test_times() -> None:
     assert time_to_accuracy(run, 0.5) == 20.0  # pyright: ignore[reportArgumentType]
     assert time_to_accuracy(run, 0.7) is None  # pyright: ignore[reportArgumentType]
     assert convergence_time(_run(0.5, 0.5)) == 10.0  # pyright: ignore[reportArgumentType]
+    assert convergence_time(_run(0.9, 0.7, 0.6, 0.6)) == 30.0, "from above too"  # pyright: ignore[reportArgumentType]
 
 
 def test_a_run_for_every_row_of_the_paper() -> None:
@@ -77,6 +78,7 @@ def test_work_in_a_round_does_not_depend_on_workers() -> None:
         (vars(t.experiment.algorithm)["head_steps"], vars(t.experiment.algorithm)["body_steps"]) for t in trials
     } == {(16, 8)}
     assert all(trial.theory and trial.experiment.decay == 1.0 for trial in trials)
+    assert {trial.experiment.momentum for trial in trials} == {0}
     rates = {(t.place["rates"], t.experiment.workers): t.experiment.lr for t in trials if t.data == "mobiact"}
     assert rates["equal", 4] == rates["equal", 32] == rates["growing", 4] == 0.01
     assert rates["growing", 16] == pytest.approx(0.02)

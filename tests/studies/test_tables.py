@@ -115,6 +115,26 @@ def test_who_is_level_is_not_ahead(tmp_path: Path, records_lab: SimpleNamespace)
     assert "DePRL over DisPFL" not in text, "only pairs the other way round are listed"
 
 
+def test_a_floor_is_that_of_its_line(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    records = Records(tmp_path)
+    for trial in get_study("table1").grid(ONE_SEED):
+        if trial.data == "cifar10" and trial.place["algorithm"] == "deprl" and trial.place["graph"] == "ring":
+            records_lab.write(records, trial, 0.9, majority_floor=trial.place["dirichlet"])
+    text = get_study("table1").write(ONE_SEED, records, tmp_path).read_text()
+    assert "| 0.1 | ring | 10.0 |" in text and "| 0.5 | ring | 50.0 |" in text
+
+
+def test_a_gap_of_less_than_a_point_is_one(tmp_path: Path, records_lab: SimpleNamespace) -> None:
+    """One of 0.4 points counts, one of 0.04 does not."""
+    records, behind = Records(tmp_path), {0.1: 0.796, 0.5: 0.7996}
+    for trial in get_study("table1").grid(ONE_SEED):
+        data, dirichlet, graph, algorithm = _cell(trial)
+        if (data, graph) == ("cifar10", "ring") and dirichlet in behind and algorithm in ("deprl", "d-psgd"):
+            records_lab.write(records, trial, 0.8 if algorithm == "deprl" else behind[dirichlet])
+    text = get_study("table1").write(ONE_SEED, records, tmp_path).read_text()
+    assert "| CIFAR-10, VGG-11 | 1 | 1 | 0 |" in text
+
+
 def test_a_report_on_nothing(tmp_path: Path) -> None:
     text = get_study("table4").write(ONE_SEED, Records(tmp_path), tmp_path).read_text()
     assert "0 of 84 runs are recorded." in text and "Computed on" not in text

@@ -321,3 +321,30 @@ def test_the_weight_of_those_who_are_away_stays_with_their_neighbours() -> None:
         assert np.array_equal(kept[off], before[np.ix_(there, there)][off])
         np.testing.assert_allclose([kept.sum(0), kept.sum(1)], 1)
     assert without(whole, [1, 4]).rows(0).present.tolist() == [True, False, True, True, False, True]
+
+
+def test_who_is_away_and_who_fails_are_both_absent() -> None:
+    failing = build_mixing("full", 6, worker_failure=0.5, seed=1)
+    for round in range(8):
+        there = np.array([True, False, True, True, True, True])
+        assert np.array_equal(without(failing, [1]).rows(round).present, failing.rows(round).present & there)
+
+
+def test_without_some_workers_one_way_links_no_longer_keep_the_mean() -> None:
+    rest = without(build_mixing("one-peer-exponential", 8), [1])
+    assert not rest.doubly_stochastic
+    assert not np.allclose(rest.rows(0).dense().sum(0), 1)
+    assert without(build_mixing("ring", 8), [1]).doubly_stochastic
+
+
+def test_links_fail_whoever_is_absent() -> None:
+    """With the same lots no link would ever fail between workers that are there."""
+    mixing = build_mixing("full", 3, link_failure=0.5, worker_failure=0.5, seed=1)
+    whole = [rows for rows in map(mixing.rows, range(200)) if rows.present.all()]
+    assert len(whole) > 5
+    assert np.mean([len(rows.columns) - 3 for rows in whole]) == pytest.approx(3, abs=1)
+
+
+def test_uniform_weights_leave_links_with_weights_of_their_own_as_they_are() -> None:
+    mixing = build_mixing("links:0-1=0.3,1-2=0.5", 3, weights="uniform")
+    assert mixing.doubly_stochastic and mixing.notes == ()

@@ -74,6 +74,12 @@ def test_a_worker_without_links_in_a_round_keeps_what_it_has():
     assert matrix("links:0-1=0.7/1-2=0.7", 3)[2].tolist() == [0, 0, 1]
 
 
+def test_uniform_weights_suit_a_period_if_they_suit_each_of_its_rounds():
+    assert parse_graph("links:0-1,2-3/0-2,1-3").balanced
+    assert not parse_graph("links:0-1,2-3/0-2,1-2").balanced
+    assert not build_mixing("links:0-1,2-3/0-2,1-2", 4, weights="uniform").doubly_stochastic
+
+
 def test_weights_that_use_a_row_up_leave_nothing_on_the_diagonal():
     assert np.diag(matrix("links:0-1=0.5,1-2=0.5,0-2=0.5", 3)).tolist() == [0, 0, 0]
     third = repr(float(np.float32(1 / 3)))

@@ -27,6 +27,7 @@ def test_rows_are_sorted_and_keep_a_diagonal_of_zero():
     ("matrix", "says"),
     [
         ([[0.5, 0.6], [0.5, 0.5]], "row 0 sums to 1.1"),
+        ([[0.5, 0.5001], [0.5001, 0.5]], "row 0 sums to 1.0001"),
         ([[0.5, 0.5], [0.4, 0.6]], "column 1 sums to 1.1"),
         ([[1.5, -0.5], [-0.5, 1.5]], "weight -0.5"),
         ([[0.0, 1.0], [np.nan, 0.0]], "weight nan"),
