@@ -7,7 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manyheads.errors import UserError
-from manyheads.topology.graphs import Graph, Links, connected, draw_links, fixed_links, grid_shape, parse_graph
+from manyheads.topology.graphs import (
+    Graph,
+    Links,
+    connected,
+    draw_links,
+    fixed_links,
+    grid_shape,
+    parse_graph,
+    steps_from_first,
+)
 
 patient = settings(deadline=None)
 """A busy machine is no failure."""
@@ -125,6 +134,9 @@ def test_connected_means_strongly_connected(case):
     num_workers, codes = case
     links = Links(num_workers, *np.divmod(np.array(codes, dtype=np.int64), num_workers))
     assert connected(num_workers, links.receiver, links.sender) == nx.is_strongly_connected(as_networkx(links))
+    away = nx.single_source_shortest_path_length(as_networkx(links), 0)
+    steps = steps_from_first(num_workers, links.receiver, links.sender)
+    assert steps.tolist() == [away.get(worker, -1) for worker in range(num_workers)]
 
 
 @patient

@@ -127,17 +127,24 @@ def draw_links(graph: Graph, num_workers: int, seed: int, round: int = 0, *, con
 
 def connected(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> bool:
     """Whether every worker's news reaches every other, over any number of steps; [links], [links] -> bool."""
+    to_all, to_one = ((receiver, sender), (sender, receiver))
+    return all((steps_from_first(num_workers, to, start) >= 0).all() for to, start in (to_all, to_one))
 
-    def reached(to: np.ndarray, start: np.ndarray) -> int:
-        seen = np.zeros(num_workers, dtype=bool)
-        seen[0] = True
-        count = 0
-        while (now := int(seen.sum())) > count:
-            count = now
-            seen[to[seen[start]]] = True
-        return count
 
-    return reached(receiver, sender) == num_workers and reached(sender, receiver) == num_workers
+def steps_from_first(num_workers: int, to: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """How many links away from worker 0 each worker is, [workers]; -1: out of reach. Every link is followed once."""
+    to, offsets = to[np.argsort(start, kind="stable")], np.zeros(num_workers + 1, dtype=np.int64)
+    np.cumsum(np.bincount(start, minlength=num_workers), out=offsets[1:])
+    steps = np.full(num_workers, -1)
+    steps[0], done, newest = 0, 0, np.zeros(1, dtype=np.int64)
+    while len(newest):
+        done += 1
+        counts = offsets[newest + 1] - offsets[newest]
+        links = np.repeat(offsets[newest] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        reached = to[links]
+        newest = distinct(reached[steps[reached] < 0])
+        steps[newest] = done
+    return steps
 
 
 def distinct(codes: np.ndarray) -> np.ndarray:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from manyheads.errors import UserError
-from manyheads.topology.graphs import connected, distinct
+from manyheads.topology.graphs import connected, distinct, steps_from_first
 
 TOLERANCE = 1e-6
 """How far from 1 a sum may lie: loose enough for a matrix that was float32 once."""
@@ -162,10 +162,5 @@ def check_agreement(mixing: Mixing) -> None:
 
 def _cycle(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> int:
     """The greatest common divisor of the lengths of all cycles in a strongly connected graph."""
-    steps = np.full(num_workers, -1)
-    steps[0] = done = 0
-    while (steps < 0).any():
-        reached = receiver[steps[sender] == done]
-        done += 1
-        steps[reached[steps[reached] < 0]] = done
+    steps = steps_from_first(num_workers, receiver, sender)
     return int(np.gcd.reduce(steps[sender] + 1 - steps[receiver]))
