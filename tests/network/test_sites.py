@@ -16,7 +16,7 @@ import torch
 import manyheads
 from manyheads.agreement import NOT_IN_SITES
 from manyheads.algorithms import get_algorithm
-from manyheads.data import sites as files
+from manyheads.data import site_files as files
 from manyheads.data.arrays import from_workers
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
