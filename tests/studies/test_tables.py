@@ -69,7 +69,7 @@ def test_the_report_sets_ours_beside_the_papers(tmp_path: Path, records_lab: Sim
     assert [line.split(" | ")[:2] for line in lines] == [["| 0.1", "ring"], ["| 0.5", "full"]]
     assert "80.0 ± 1.4 (2)<br>53.9, +26.1" in text
     assert "| CIFAR-10, VGG-11 | 4 | 0 | 2 |" in text
-    assert "0.1, ring: D-PSGD over DisPFL by +10.0, in the paper by −32.5" in text
+    assert "| CIFAR-10, VGG-11 | 0.1 | ring | D-PSGD over DisPFL | +10.0 | −32.5 |" in text
     assert (
         "![CIFAR-10, VGG-11, accuracy in percent. Dirichlet 0.1 (majority floor 50.0): ring: D-PSGD 80.0 (paper 53.9)"
         in text
@@ -104,7 +104,7 @@ def test_a_method_alone_is_not_the_best(tmp_path: Path, records_lab: SimpleNames
 
 
 def test_who_is_level_is_not_ahead(tmp_path: Path, records_lab: SimpleNamespace) -> None:
-    """And every data set is counted by itself: one is no reproduction."""
+    """It shares the bold type with the best. And every data set is counted by itself: one is no reproduction."""
     records = Records(tmp_path)
     scores = {"deprl": 0.8, "d-psgd": 0.7, "dispfl": 0.7996}
     for trial in get_study("table1").grid(ONE_SEED):
@@ -113,6 +113,7 @@ def test_who_is_level_is_not_ahead(tmp_path: Path, records_lab: SimpleNamespace)
     text = get_study("table1").write(ONE_SEED, records, tmp_path).read_text()
     assert "| CIFAR-10, VGG-11 | 2 | 1 | 0 |\n| MobiAct for HARBox, DNN | 2 | 1 | 0 |" in text
     assert "DePRL over DisPFL" not in text, "only pairs the other way round are listed"
+    assert "| 70.0<br>53.9, +16.1 | **80.0**<br>86.4, −6.4 | **80.0**<br>89.6, −9.6 |" in text
 
 
 def test_a_floor_is_that_of_its_line(tmp_path: Path, records_lab: SimpleNamespace) -> None:

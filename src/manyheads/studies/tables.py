@@ -60,8 +60,8 @@ def _report(table: int, results: Results, report: Report) -> None:
     beside = "; below it the paper's number and the difference" if paper.keys() & asked else ""
     report.parts.append(
         f"Each cell: accuracy in percent, the mean over workers and then over seeds{beside}. "
-        "**Bold**: the best of our methods run on that graph. *Floor*: the score of always naming each worker's most "
-        "frequent class. Methods are compared over the seeds they share."
+        "**Bold**: the best of our methods run on that graph, and those level with it to a tenth of a point. *Floor*: "
+        "the score of always naming each worker's most frequent class. Methods are compared over the seeds they share."
     )
     if table == 4:
         report.parts.append(
@@ -129,10 +129,15 @@ def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) ->
 
 
 def _best(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> set[Place]:
-    """The best method of a line, if several were run."""
+    """The best method of a line and those level with it, if several were run."""
     rivals = [place for place in places if runs[place]]
     means = _side_by_side(rivals, runs) if len(rivals) > 1 else {}
-    return {place for place, mean in means.items() if mean == max(means.values())}
+    return {place for place, mean in means.items() if _lead(max(means.values()), mean) == 0}
+
+
+def _lead(one: float, other: float) -> float:
+    """How far one accuracy is ahead of another, to a tenth of a point: two that differ by less are level."""
+    return round(100 * (one - other), 1)
 
 
 def _text(found: Stat | None, paper: Cell | None, *, bold: bool) -> str:
@@ -171,14 +176,14 @@ def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Map
             means = _side_by_side((one, other), runs)
             if not means:
                 continue
-            gap = 100 * (means[one] - means[other])
-            theirs = paper[one].accuracy - paper[other].accuracy
-            order = _LEVEL if round(gap, 1) == 0 else _AGREES if gap * theirs > 0 else _DIFFERS
+            ahead, behind = sorted((one, other), key=means.__getitem__, reverse=True)
+            lead = _lead(means[ahead], means[behind])
+            theirs = paper[ahead].accuracy - paper[behind].accuracy
+            order = _LEVEL if lead == 0 else _AGREES if theirs > 0 else _DIFFERS
             counts.setdefault(data, Counter())[order] += 1
             if order == _DIFFERS:
-                methods = f"{title_of(one.algorithm)} over {title_of(other.algorithm)}"
-                where = f"{data_title(data)}, {dirichlet:g}, {graph}"
-                reversed_pairs.append(f"- {where}: {methods} by {points(gap)}, in the paper by {points(theirs)}")
+                pair = f"{title_of(ahead.algorithm)} over {title_of(behind.algorithm)}"
+                reversed_pairs.append([data_title(data), f"{dirichlet:g}", graph, pair, points(lead), points(theirs)])
     if not counts:
         return
     report.parts.append("## Order of the methods\n\nPairs of methods on one graph, by which of the two is ahead:")
@@ -186,7 +191,8 @@ def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Map
     rows = [[data_title(data), *(str(found[order]) for order in orders)] for data, found in counts.items()]
     report.add_table(["data", *orders], rows)
     if reversed_pairs:
-        report.parts.append("\n".join(["Pairs in the other order than in the paper:", "", *reversed_pairs]))
+        report.parts.append("Pairs the other way round, and how many points the first is ahead of the second:")
+        report.add_table(["data", "Dirichlet", "graph", "pair", "ours", "paper"], reversed_pairs)
 
 
 _TITLES = {
