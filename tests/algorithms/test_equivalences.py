@@ -116,9 +116,8 @@ def test_fedrep_by_samples_is_deprl_with_these_weights(lab, model):
 @pytest.mark.parametrize("model", ["mlp:7,5", batchnorm], ids=["mlp", "batchnorm"])
 def test_deprl_with_everything_in_the_head_is_local(lab, model):
     """In full batches, which need no order: the head's stream is not the stream of local training."""
-    one = lab.tiny(
-        DePRL(head_epochs=3), model=model, head="all", norm="local", batch_size=64, head_lr=0.07, rounds=ROUNDS
-    )
+    norm = "local" if model is batchnorm else "shared"
+    one = lab.tiny(DePRL(head_epochs=3), model=model, head="all", norm=norm, batch_size=64, head_lr=0.07, rounds=ROUNDS)
     other = replace(one, algorithm=Local(epochs=3), head=None, lr=0.07)
     first, second = lab.opened(one), lab.opened(other)
     a, b = lab.states(first)[-1], lab.states(second)[-1]

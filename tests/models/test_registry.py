@@ -175,3 +175,31 @@ def test_samples_that_do_not_fit_are_refused_unless_the_net_is_known() -> None:
 def test_an_unknown_norm_is_refused() -> None:
     with pytest.raises(UserError, match="Did you mean 'group'"):
         build("mlp", (2, 3), 4, norm="groups")  # type: ignore[arg-type]
+
+
+class Running(nn.Module):
+    """Keeps a statistic of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.head(x - self.mean)
+
+
+def test_a_policy_for_batchnorm_is_refused_where_it_has_no_effect() -> None:
+    x = torch.rand(4, 2, 3)
+    for model, norm in (("mlp", "local"), ("mlp", "group"), (Running, "group")):
+        with pytest.raises(UserError) as error:
+            build(model, (2, 3), 4, norm=norm, example=x)
+        said = f"--norm {norm} is for nets with BatchNorm, and this one has none"
+        assert str(error.value) == f"{said}: leave it out, or say --norm shared."
+        assert build(model, (2, 3), 4, norm=norm).groups  # it has been tried before
+    for model, norm in (("mlp", "shared"), (module, "local"), (module, "group"), (Running, "local")):
+        assert build(model, (2, 3), 4, norm=norm, example=x).groups

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from manyheads.errors import UserError
 from manyheads.models.layers import replace_layers
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _MOST_GROUPS = 32
 
 
@@ -80,7 +80,7 @@ def own_batchnorm(layer: nn.Module) -> BatchNorm | None:
     plain_instance_norm = isinstance(layer, nn.modules.instancenorm._InstanceNorm) and not layer.track_running_stats
     if not isinstance(layer, nn.modules.batchnorm._NormBase) or plain_instance_norm:
         return None
-    if type(layer) not in _BATCH_NORMS or layer.running_mean is None or layer.momentum is None:
+    if type(layer) not in BATCH_NORMS or layer.running_mean is None or layer.momentum is None:
         raise UserError(
             f"cannot train a model with {layer}: use nn.BatchNorm1d, 2d or 3d with a momentum and running statistics,"
             " or nn.GroupNorm."
@@ -104,7 +104,7 @@ def group_norm(module: nn.Module) -> nn.Module:
     """
 
     def group(layer: nn.Module) -> nn.Module | None:
-        if not isinstance(layer, _BATCH_NORMS):
+        if not isinstance(layer, BATCH_NORMS):
             return None
         most = 1 if isinstance(layer, nn.BatchNorm1d) else _MOST_GROUPS
         groups = max(g for g in range(1, most + 1) if layer.num_features % g == 0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.layers import refuse_lazy
 from manyheads.models.nets import NETS, mlp
-from manyheads.models.norm import group_norm
+from manyheads.models.norm import BATCH_NORMS, group_norm
 from manyheads.models.split import Split
 from manyheads.models.splitting import split
 
@@ -53,12 +53,20 @@ def build(
         raise unknown("norm", norm, get_args(Norm))
     module = _module(model, input_shape, num_outputs)
     _refuse_wrappers(module)
+    normed = any(isinstance(layer, BATCH_NORMS) for layer in module.modules())
     if norm == "group":
         module = group_norm(module)
     like = next(module.parameters(), torch.empty(0))
     # Zeros will do to see the shapes of lazy layers.
     given = torch.zeros(2, *input_shape) if example is None else example
-    return split(module, head, given.to(like.device, like.dtype), known=example is None)
+    net = split(module, head, given.to(like.device, like.dtype), known=example is None)
+    # Statistics that other layers keep may be local too.
+    unused = norm == "group" or (norm == "local" and not net.moving)
+    if unused and not normed and example is not None:
+        raise UserError(
+            f"--norm {norm} is for nets with BatchNorm, and this one has none: leave it out, or say --norm shared."
+        )
+    return net
 
 
 def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
