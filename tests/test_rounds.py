@@ -159,6 +159,29 @@ def test_inputs_that_are_too_large_are_suspected_before_rates(lab, size, suspect
     assert ("scale x, which goes up to " in str(error.value)) == suspected
 
 
+class Root(torch.nn.Module):
+    """Gives zeros, whose square root has an infinite gradient, or its logarithm."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.body, self.head, self.function = torch.nn.Linear(6, 5), torch.nn.Linear(5, 3), function
+
+    def forward(self, x):
+        return self.head(self.function(self.body(x).relu() * 0.0))
+
+
+@pytest.mark.parametrize("function", [torch.sqrt, torch.log], ids=["gradient", "forward"])
+@pytest.mark.parametrize("algorithm", [DePRL(), DPSGD()], ids=lambda algorithm: algorithm.name)
+def test_what_no_rate_would_mend_is_not_put_down_to_rates(lab, function, algorithm):
+    with pytest.raises(Diverged) as error:
+        list(train(lab.tiny(algorithm, model=Root(function), head="head", rounds=1), lab.cpu))
+    assert "is not a number in round 1, phase '" in str(error.value)
+    assert str(error.value).endswith(
+        ", and would be none with a learning rate of 0 either: look for what gives NaN or infinity in the net's"
+        " forward, its gradient or the loss."
+    )
+
+
 def test_rates_that_the_corollary_sets_are_lowered_by_rounds(lab):
     experiment = lab.tiny(DePRL(), schedule="corollary", rounds=4, lr=None, head_lr=None, decay=None)
     session = lab.opened(experiment)

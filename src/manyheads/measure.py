@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from manyheads.algorithms.base import Log, State
+from manyheads.algorithms.phases import WHOLE
 from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
-from manyheads.engine.phase import Evaluation
+from manyheads.engine.phase import SGD, Epochs, Evaluation, Phase
 from manyheads.errors import Diverged
 from manyheads.metrics.accuracy import summarise
 from manyheads.metrics.similarity import mean_cosines
@@ -55,12 +56,15 @@ def check_finite(
         for worker, value in enumerate(values):
             if value is not None and not isfinite(value):
                 what = f"the loss of worker {worker} is not a number in round {round + 1}, {where}"
-                advice = _advice(log, session)
+                advice = _rates_advice(log, session)
                 if entered is not None and not _all_finite(entered, session)[worker]:
                     # Too high rates may still be the cause: evaluation does not see everything that is trained.
                     what += ", and its weights were not finite before it trained"
                     advice = f"look at what init and mix of {session.experiment.algorithm.name} give, or {advice}"
-                raise Diverged(f"{what}: {advice}.")
+                elif entered is not None and round == 0 and not _finite_at_rate_0(entered, session)[worker]:
+                    what += ", and would be none with a learning rate of 0 either"
+                    advice = "look for what gives NaN or infinity in the net's forward, its gradient or the loss"
+                raise Diverged(f"{what}: {_scaled(advice, session)}.")
 
 
 def _all_finite(state: State, session: Session) -> list[bool]:
@@ -69,9 +73,19 @@ def _all_finite(state: State, session: Session) -> list[bool]:
     return session.ctx.network.gather(torch.stack(rows).all(0).double().cpu()).bool().tolist()
 
 
-def _advice(phases: Collection[str], session: Session) -> str:
-    """What to do about inputs or rates that are too large, and which checkpoint is left."""
-    rates, out = session.ctx.rates, session.runtime.out
+def _finite_at_rate_0(entered: State, session: Session) -> list[bool]:
+    """For every worker, whether a pass at a learning rate of 0 leaves loss and weights finite: 0 times NaN is NaN."""
+    ctx = session.ctx
+    net = session.experiment.algorithm.models(entered, ctx)
+    fit = ctx.engine.fit(net.params, net.buffers, Phase("rate 0", WHOLE, Epochs(1), SGD(0.0), ctx.objective), 0)
+    rows = [flatten(leaf).isfinite().all(1) for leaf in fit.params.values()]
+    finite = torch.stack(rows).all(0) & ~fit.loss.isinf().to(rows[0].device)
+    return ctx.network.gather(finite.double().cpu()).bool().tolist()
+
+
+def _rates_advice(phases: Collection[str], session: Session) -> str:
+    """What to do about rates that are too large."""
+    rates = session.ctx.rates
     if session.experiment.schedule == "corollary":
         advice = f"give more --rounds, which lower the corollary's rates (now {rates.lr:g} and {rates.head_lr:g})"
     else:
@@ -79,10 +93,15 @@ def _advice(phases: Collection[str], session: Session) -> str:
         heads = {phase == "head" for phase in phases} or {False}
         used = {"--head-lr" if head else "--lr": rates.sgd(0, head=head).lr for head in sorted(heads, reverse=True)}
         advice = f"train with a lower {' or '.join(used)} (now {' and '.join(f'{rate:g}' for rate in used.values())})"
-    advice += f", or a {'lower ' if rates.clip else ''}--clip"
+    return f"{advice}, or a {'lower ' if rates.clip else ''}--clip"
+
+
+def _scaled(advice: str, session: Session) -> str:
+    """The same after what to do about inputs that are too large; and which checkpoint is left."""
     largest = float(torch.linalg.vector_norm(session.federation.train.x, torch.inf))
     if largest > _LARGE_INPUT:
         advice = f"scale x, which goes up to {largest:.2g} in size, to about 1, or {advice}"
+    out = session.runtime.out
     kept = 0 if out is None else latest_round(session.folder(out) / CHECKPOINT)
     return f"{advice}; the checkpoint of round {kept} is kept" if kept else advice
 
