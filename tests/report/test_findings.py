@@ -152,21 +152,42 @@ def test_a_lead_over_fewer_seeds_than_were_run_says_so(tmp_path: Path, write_run
         _set(write_run(tmp_path / f"deprl{seed}", "deprl", seed=seed), accuracy_mean=level)
     _set(write_run(tmp_path / "local", "local", seed=2), accuracy_mean=0.4)
     said = outcome(open_comparison(tmp_path), 0)
-    assert "10.0 points ahead of Local (one seed that all have: no error is known)." in said
+    assert "10.0 points ahead of Local (one seed that both have: no error is known)." in said
     lines = result_table(open_comparison(tmp_path)).splitlines()
     assert "* best; ± deviation over 1 to 2 seeds (behind the best: standard error)" in lines
 
 
-def test_the_best_is_best_over_the_seeds_that_all_have(tmp_path: Path, write_run):
+def test_the_best_is_best_over_the_seeds_that_both_have(tmp_path: Path, write_run):
     """Its own mean may be higher for an easier seed alone."""
     for algorithm, scores in {"deprl": {1: 0.9, 2: 0.5}, "local": {2: 0.6, 3: 0.55}}.items():
         for seed, level in scores.items():
             _set(write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed), accuracy_mean=level)
     comparison = open_comparison(tmp_path)
     assert outcome(comparison, 0).startswith("Local reaches 57.5 ± 3.5 %")
-    assert "10.0 points ahead of DePRL (one seed that all have: no error is known)." in outcome(comparison, 0)
+    assert "10.0 points ahead of DePRL (one seed that both have: no error is known)." in outcome(comparison, 0)
     seeds = {row.label: row.cells[-1].text for row in rows(comparison)}
     assert (seeds["DePRL"], seeds["Local"]) == ("1, 2", "2, 3"), "over which each mean is"
+
+
+def test_a_third_system_takes_no_seeds_from_the_lead_between_two(tmp_path: Path, write_run):
+    for seed, luck in ((1, -0.05), (2, 0.0), (3, 0.01), (4, 0.01)):
+        for algorithm, score in {"deprl": 0.9 + luck, "local": 0.85 + luck / 2, "fedavg": 0.7}.items():
+            if algorithm != "fedavg" or seed == 1:
+                _set(write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed), accuracy_mean=score)
+    comparison = open_comparison(tmp_path)
+    assert "4.6 points (standard error 0.7) ahead of Local." in outcome(comparison, 0)
+    behind = {row.label: row.cells[1].text for row in rows(comparison) if not row.floor}
+    assert behind == {"DePRL": "–", "Local": "4.6 ± 0.7", "FedAvg": "15.0"}
+
+
+def test_pairs_that_contradict_one_another_have_no_best(tmp_path: Path, write_run):
+    """DePRL is ahead of Local, Local of FedAvg, and FedAvg of DePRL, each over the seeds that both have."""
+    for algorithm, scores in {"deprl": {1: 0.5, 2: 0.9}, "local": {1: 0.6, 2: 0.7}, "fedavg": {1: 0.55}}.items():
+        for seed, level in scores.items():
+            _set(write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed), accuracy_mean=level)
+    comparison = open_comparison(tmp_path)
+    assert outcome(comparison, 0) == "The systems share too few seeds: none is named the best."
+    assert not any(row.cells[0].best for row in rows(comparison))
 
 
 def test_all_that_are_level_are_named(tmp_path: Path, write_run):
@@ -214,7 +235,7 @@ def test_what_is_equal_is_level(tmp_path: Path, write_run):
 def test_without_a_common_seed_none_is_the_best(tmp_path: Path, write_run):
     for seed, algorithm in enumerate(("deprl", "local")):
         write_run(tmp_path / algorithm, algorithm, seed=seed)
-    assert outcome(open_comparison(tmp_path), 0) == "The systems have no seed in common: none is named the best."
+    assert outcome(open_comparison(tmp_path), 0) == "The systems share too few seeds: none is named the best."
 
 
 def test_a_mean_over_fewer_workers_says_so(tmp_path: Path, write_run):

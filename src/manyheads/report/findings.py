@@ -103,7 +103,7 @@ def outcome(comparison: Comparison, setting: int) -> str:
     found = None if best is None else at_end(comparison.cells[best, setting], "accuracy_mean")
     if best is None or found is None:
         scored = at_end(comparison.at(setting), "accuracy_mean") is not None
-        return "The systems have no seed in common: none is named the best." if scored else ""
+        return "The systems share too few seeds: none is named the best." if scored else ""
     unit = comparison.unit and f" {comparison.unit}"
     system, reached = comparison.systems[best], plus_minus(found.mean, found.deviation or None, comparison.score)
     said = f"{system.label} {'reach' if system.algorithm == Join.name else 'reaches'} {reached}{unit}"
@@ -163,7 +163,7 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
     mean = comparison.score(gap.mean)
     error = "" if gap.error is None else f" (standard error {no_finer(comparison.score(gap.error), mean)})"
     fewer = any(gap.count < len(comparison.cells[i, setting]) for i in (best, second))
-    shared = " that all have" if fewer else ""
+    shared = " that both have" if fewer else ""
     noise = {
         None: f" (one seed{shared}: no error is known)",
         True: f" over the {gap.count} seeds{shared}" if fewer else "",

@@ -78,9 +78,7 @@ def _about(comparison: Comparison) -> list[str]:
         who = _escaped("; ".join(alike))
         said.append(f"The same runs in several columns, since what differs does not concern them: {who}.")
     if len(comparison.systems) > 1:
-        said.append(
-            "Bold: the best mean over the seeds that all have, and any that print the same; need not be significant."
-        )
+        said.append("Bold: no other is ahead over the seeds that both have, as printed; need not be significant.")
     return [f"% {line}" for line in (*said, *map(_escaped, caveats(comparison)))]
 
 

@@ -98,7 +98,7 @@ def shared_seeds(groups: Iterable[Sequence[Finished]]) -> list[list[Finished]]:
 
 
 def best_system(comparison: Comparison, setting: int) -> int | None:
-    """Which system's accuracy is ahead in a setting, the first of those that are equal; None: they share no seed."""
+    """Which system's accuracy is ahead in a setting, the first of those that are equal; None: too few shared seeds."""
     return next(iter(best_systems(comparison, setting)), None)
 
 
@@ -110,26 +110,30 @@ def best_systems(
     highest: bool = True,
     shown: Callable[[float], object] | None = None,
 ) -> list[int]:
-    """The systems that are ahead in a setting, over the seeds that all of them have: one, or several that are equal.
+    """The systems that no other is ahead of in a setting, each pair over the seeds that both have.
 
+    One, or several that are equal; none if two share no seed, or if pairs with different seeds contradict one another.
     ``shown``: how the metric is printed, if what prints the same is equal too.
     """
-    alike = _alike(comparison, setting, metric)
-    means = {i: found.mean for i, runs in alike.items() if (found := at_end(runs, metric)) is not None}
-    best = (max if highest else min)(means.values(), default=0.0)
-    if shown is not None:
-        return [i for i, mean in means.items() if shown(mean) == shown(best)]
-    return [i for i, mean in means.items() if abs(mean - best) <= _ROUNDING]
-
-
-def _alike(comparison: Comparison, setting: int, metric: str) -> dict[int, list[Finished]]:
-    """The runs of each system that has the metric, of the seeds that all these systems have."""
     measured = {
-        i: runs
-        for i in range(len(comparison.systems))
-        if (runs := [r for r in comparison.cells.get((i, setting), ()) if number(r.summary.get(metric)) is not None])
+        i: scores for i in range(len(comparison.systems)) if (scores := _by_seed(comparison, i, setting, metric))
     }
-    return dict(zip(measured, shared_seeds(measured.values()), strict=True))
+
+    def unbeaten(ours: dict[int, float], theirs: dict[int, float]) -> bool:
+        seeds = sorted(ours.keys() & theirs.keys())
+        if not seeds:
+            return False
+        mine, others = (float(np.mean([scores[seed] for seed in seeds])) for scores in (ours, theirs))
+        level = shown(mine) == shown(others) if shown is not None else abs(mine - others) <= _ROUNDING
+        return level or (mine > others) == highest
+
+    return [i for i, ours in measured.items() if all(unbeaten(ours, theirs) for theirs in measured.values())]
+
+
+def _by_seed(comparison: Comparison, system: int, setting: int, metric: str) -> dict[int, float]:
+    """A metric after the last round by seed, where it is known."""
+    found = {run.seed: number(run.summary.get(metric)) for run in comparison.cells.get((system, setting), ())}
+    return {seed: value for seed, value in found.items() if value is not None}
 
 
 def majority_floor(runs: Iterable[Finished]) -> Stat | None:
@@ -138,12 +142,11 @@ def majority_floor(runs: Iterable[Finished]) -> Stat | None:
 
 
 def difference(comparison: Comparison, setting: int, system: int, other: int) -> Stat | None:
-    """Accuracy of one system minus another's, over the seeds that all have, one by one.
+    """Accuracy of one system minus another's, over the seeds that both have, one by one.
 
     Of one seed they share data, graph and first weights.
     """
-    alike = _alike(comparison, setting, "accuracy_mean")
-    ours, theirs = ({run.seed: run.summary["accuracy_mean"] for run in alike.get(i, ())} for i in (system, other))
+    ours, theirs = (_by_seed(comparison, i, setting, "accuracy_mean") for i in (system, other))
     found = stat(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
     return replace(found, mean=0.0) if found is not None and abs(found.mean) <= _ROUNDING else found
 
