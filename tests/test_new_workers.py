@@ -50,6 +50,8 @@ def test_heads_train_at_the_runs_first_rate_in_every_pass(lab: SimpleNamespace, 
     session = open_join(source, NewWorkers(workers=4), lab.cpu)
     wanted = source.experiment.recipe.head_lr
     assert [session.ctx.rates.sgd(round, head=True).lr for round in (0, 1, 9)] == [wanted] * 3
+    session = open_join(source, NewWorkers(workers=4, head_lr=0.7), lab.cpu)
+    assert [session.ctx.rates.sgd(round, head=True).lr for round in (0, 1, 9)] == [0.7] * 3
 
 
 def test_what_is_learned_is_the_same_from_memory_as_from_disk(lab: SimpleNamespace, tmp_path: Path) -> None:

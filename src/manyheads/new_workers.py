@@ -44,10 +44,12 @@ class NewWorkers:
     """Whether worker i takes the representation of the run's worker i mod N, or the mean of all."""
     head_epochs: int = 10
     """Passes over the local samples that move the heads."""
+    head_lr: float | None = None
+    """Learning rate of the heads in every pass. Default: the run's --head-lr, before any decay."""
 
     def __post_init__(self) -> None:
         normalise_fields(self)
-        positive(self, "head_epochs")
+        positive(self, "head_epochs", "head_lr")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +191,7 @@ def _experiment(learned: Learned, new: NewWorkers) -> Experiment:
         split=new.split or (None if new.data is not None and is_brought_by_workers(new.data) else source.split),
         seed=source.seed if new.seed is None else new.seed,
         rounds=new.head_epochs,
+        head_lr=source.head_lr if new.head_lr is None else new.head_lr,
         # Double precision is kept; the other formats are left to the device.
         precision="float64" if source.precision == "float64" else None,
         # A few passes are too short for falling rates and for absent workers.
