@@ -38,6 +38,19 @@ def test_a_finished_run_whose_log_has_lost_its_end(
         assert len(lines) == len(whole) + 1
 
 
+def test_a_site_shows_its_own_workers(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(finished, tmp_path / "run")
+    site = {"workers": [1, 2], "away": {}, "disturbances": []}
+    (run / "site.json").write_text(json.dumps(site))
+    scores = [1.0, 0.625, None]
+    *_, last = map(json.loads, (run / "workers.jsonl").read_text().splitlines())
+    with (run / "workers.jsonl").open("a") as file:
+        file.write(json.dumps({**last, "accuracy": scores}) + "\n")
+    lines = [" ".join(line.split()) for line in _inspect(capsys, run)]
+    own = [line for line in lines if line.startswith("worker here")]
+    assert own == ["worker here 1, accuracy 62.5 %", "worker here 2, accuracy –"]
+
+
 def test_an_unfinished_run(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     runtime = Runtime(out=tmp_path / "run", checkpoint_every=2)
     steps = rounds_of(

@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> None:
     from manyheads.checkpoint import latest_round
     from manyheads.cli.text import facts, headline, summary_table
     from manyheads.store import Run
-    from manyheads.store.layout import CHECKPOINT
+    from manyheads.store.layout import CHECKPOINT, SITE, read_object
 
     run = Run.open(args.directory)
     description, records, summary = run.description, run.metrics(), run.summary()
@@ -42,6 +42,8 @@ def run(args: argparse.Namespace) -> None:
         lines.append(("note", f"damaged lines of metrics.jsonl, left out: {run.damaged_lines}"))
     if run.finished and (not records or records[-1]["round"] != done):
         lines.append(("note", "metrics.jsonl has lost the last rounds"))
+    if last and (site := read_object(run.path / SITE)) is not None:
+        lines += _own_workers(site["workers"], run.workers(), last)
     if summary is not None:
         lines += [("note", note) for note in summary.get("notes", ())]
         where = summary.get("runtime", {})
@@ -49,6 +51,17 @@ def run(args: argparse.Namespace) -> None:
     print(facts(lines))
     if last:
         print(f"\n{summary_table(last)}")
+
+
+def _own_workers(own: list[int], rounds: list[dict[str, Any]], last: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """The workers of a site with their scores in the last round, a line each."""
+    from manyheads.cli.text import score, score_name
+
+    values = next((line.get("accuracy") for line in rounds[::-1] if line["round"] == last["round"]), None)
+    scores = dict(enumerate(values if isinstance(values, list) else []))
+    for worker in own:
+        said = score({**last, "own": scores.get(worker)}, "own")
+        yield "worker here", f"{worker}, {score_name(last)} {said}"
 
 
 def _unusual(description: dict[str, Any]) -> Iterator[tuple[str, str]]:
