@@ -59,6 +59,18 @@ def test_torchs_generator_is_put_back():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_the_generators_of_gpus_are_put_back(monkeypatch):
+    states = {0: 7, 1: 8}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(states))
+    monkeypatch.setattr(torch.cuda, "get_rng_state", states.__getitem__)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, gpu: states.update({gpu: state}))
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: states.update(dict.fromkeys(states, seed)))
+    with torch_seed(3):
+        assert states == {0: 3, 1: 3}
+    assert states == {0: 7, 1: 8}
+
+
 def test_every_generator_is_seeded_and_put_back():
     """numpy's, too, which takes no seed as long as ours are."""
 

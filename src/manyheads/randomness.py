@@ -44,11 +44,13 @@ def key(seed: int, stream: str, *, worker: int = 0, round: int = 0) -> int:
 
 @contextmanager
 def torch_seed(seed: int) -> Iterator[None]:
-    """Seed torch's global CPU generator inside the block and put it back after: initial weights draw from it.
+    """Seed torch's global generators inside the block and put them back after: initial weights draw from them.
 
     One thread at a time: runs in other threads wait.
     """
-    with _TORCH, torch.random.fork_rng(devices=[]):
+    # Before a GPU is used, its generators have no state to put back.
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with _TORCH, torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         yield
 
