@@ -168,6 +168,11 @@ def _precision(experiment: Experiment, device: torch.device) -> str:
     """The number format to train in; by default tf32 on a GPU, which alone has tf32 and bf16, else float32."""
     default = "tf32" if device.type == "cuda" else "float32"
     given = experiment.precision or default
+    check_precision(given, device)
+    return given
+
+
+def check_precision(given: str, device: torch.device) -> None:
+    """Refuse a number format that the device does not have."""
     if device.type != "cuda" and given in ("tf32", "bf16"):
         raise UserError(f"--precision {given} needs a GPU: use float32, or --device cuda.")
-    return given

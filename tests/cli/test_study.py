@@ -137,7 +137,7 @@ def test_missing_data_names_the_files(tmp_path: Path, monkeypatch: pytest.Monkey
     assert not (tmp_path / "results/records").exists()
 
 
-def test_mistakes() -> None:
+def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'theory'"):
         _study("theroy")
     with pytest.raises(UserError, match="all"):
@@ -147,5 +147,8 @@ def test_mistakes() -> None:
             _study("theory", "--budget-seconds", seconds)
     with pytest.raises(UserError, match="--dry-run lists runs and --report makes none"):
         _study("theory", "--dry-run", "--report")
+    with pytest.raises(UserError, match=r"^--precision bf16 needs a GPU: use float32, or --device cuda\.$"):
+        _study("consensus", *SMALL, "--precision", "bf16")
+    assert not any(tmp_path.iterdir())
     with pytest.raises(UserError, match="--only colour=red"):
         _study("table1", "--quick", "--only", "colour=red")

@@ -12,7 +12,7 @@ from manyheads.cli.parser import Parser, number, path
 from manyheads.cli.terminal import waiting
 from manyheads.cli.text import facts, table
 from manyheads.data import load
-from manyheads.derived import pick_device
+from manyheads.derived import check_precision, pick_device
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.files import locked, make_folder
@@ -88,6 +88,9 @@ def run(args: argparse.Namespace) -> None:
     size, trials = _asked(args)
     if args.report and not (records := Records(folder).folder).is_dir():
         raise UserError(f"nothing is recorded in {records}: make the study's runs, or give the --out that has them.")
+    if not args.report:
+        # Otherwise every run would be refused by itself.
+        check_precision(args.precision, pick_device(_runtime(args).device))
     with locked(folder):
         errors = {} if args.report else _run(trials, folder, args)
         # A machine that only makes runs need not have what shows them.
