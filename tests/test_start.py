@@ -45,6 +45,18 @@ def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
     assert (counted.sent == traffic.sent).all() and counted.on_wire == 5
 
 
+@pytest.mark.parametrize(("name", "every", "lost"), [("metrics.jsonl", 1, 1), ("workers.jsonl", 2, 2), ("", 3, None)])
+def test_records_that_are_lost_are_missed_when_a_run_goes_on(lab, tmp_path: Path, name: str, every: int, lost):
+    runtime = replace(lab.cpu, out=tmp_path / "run", eval_every=every)
+    list(train(lab.tiny(DePRL(), rounds=4), runtime))
+    if name:
+        path = tmp_path / "run" / name
+        path.write_text(path.read_text().splitlines(keepends=True)[0])
+    list(train(lab.tiny(DePRL(), rounds=5), runtime))
+    notes = [note for note in (Run.open(tmp_path / "run").summary() or {})["notes"] if "no records" in note]
+    assert notes == ([f"{tmp_path / 'run'} has no records of the rounds after {lost} up to 4."] if name else [])
+
+
 def test_a_run_goes_on_with_the_samples_it_began_with(lab, tmp_path: Path):
     def trained(out: str, rounds: int, **options) -> Path:
         asked = lab.tiny(DPSGD(), data="digits", split="dirichlet:0.3", rounds=rounds, **options)

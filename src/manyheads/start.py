@@ -90,9 +90,12 @@ def begin_or_resume(session: Session, saver: Saver, first: State) -> Start:
         round = _common_round(session, session.sites, directory.path, round)
     if session.sharers.rank == 0:
         directory.write_experiment(session.experiment)
-        directory.cut_back(round)
+        last = directory.cut_back(round)
         if (directory.path / PARTITION).exists():
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
+        if last < round - round % session.runtime.eval_every:
+            # Those before a checkpoint are not made again.
+            session.notes.append(f"{directory.path} has no records of the rounds after {last} up to {round}.")
         session.everyone.save(directory.path / PARTITION)
     if snapshot is None:
         return Start(round, state)

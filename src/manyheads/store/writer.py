@@ -115,13 +115,16 @@ class RunDirectory:
         """The field of the experiment whose own code differs from what the run was begun with; None: none does."""
         return changed(read_object(self.path / CODE) or {}, hashes(experiment))
 
-    def cut_back(self, round: int) -> None:
-        """Drop the records of later rounds, and lines that a killed process left damaged."""
+    def cut_back(self, round: int) -> int:
+        """Drop the records of later rounds, and lines that a killed process left damaged; gives the last round left."""
+        last = []
         for path in (self.path / METRICS, self.path / WORKERS):
             lines = list(read_lines(path))
-            kept = [line for line, record in lines if record is not None and record["round"] <= round]
+            kept = [(line, record) for line, record in lines if record is not None and record["round"] <= round]
             if len(kept) < len(lines):
-                write_atomically(path, b"".join(kept))
+                write_atomically(path, b"".join(line for line, _ in kept))
+            last.append(max((record["round"] for _, record in kept), default=0))
+        return min(last)
 
     def append(self, record: Record) -> None:
         """Add a round's record."""
