@@ -66,7 +66,12 @@ def fill(parser: Parser) -> None:
         help="Number format of the training. [float32]",
     )
     parser.add_argument("--budget-seconds", type=number, metavar="X", help="skip runs that would not end in time")
-    parser.add_argument("--no-checkpoints", action="store_true", help="write no weights; a run that is stopped is lost")
+    parser.add_argument(
+        "--no-checkpoints",
+        action="store_true",
+        help="write no weights: a run that is stopped, even in its last round, is lost and begins anew; finished runs"
+        " are kept",
+    )
     parser.add_argument("--quiet", action="store_true", help="show nothing but the result")
     add_fields(parser, Runtime, _RUNTIME, title="where and how")
 
