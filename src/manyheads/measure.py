@@ -61,7 +61,7 @@ def check_finite(
                     # Too high rates may still be the cause: evaluation does not see everything that is trained.
                     what += ", and its weights were not finite before it trained"
                     advice = f"look at what init and mix of {session.experiment.algorithm.name} give, or {advice}"
-                elif entered is not None and round == 0 and not _finite_at_rate_0(entered, session)[worker]:
+                elif entered is not None and round == 0 and not _finite_at_rate_0(worker, entered, session):
                     what += ", and would be none with a learning rate of 0 either"
                     advice = "look for what gives NaN or infinity in the net's forward, its gradient or the loss"
                 raise Diverged(f"{what}: {_scaled(advice, session)}.")
@@ -73,14 +73,18 @@ def _all_finite(state: State, session: Session) -> list[bool]:
     return session.ctx.network.gather(torch.stack(rows).all(0).double().cpu()).bool().tolist()
 
 
-def _finite_at_rate_0(entered: State, session: Session) -> list[bool]:
-    """For every worker, whether a pass at a learning rate of 0 leaves loss and weights finite: 0 times NaN is NaN."""
-    ctx = session.ctx
-    net = session.experiment.algorithm.models(entered, ctx)
-    fit = ctx.engine.fit(net.params, net.buffers, Phase("rate 0", WHOLE, Epochs(1), SGD(0.0), ctx.objective), 0)
-    rows = [flatten(leaf).isfinite().all(1) for leaf in fit.params.values()]
-    finite = torch.stack(rows).all(0) & ~fit.loss.isinf().to(rows[0].device)
-    return ctx.network.gather(finite.double().cpu()).bool().tolist()
+def _finite_at_rate_0(worker: int, entered: State, session: Session) -> bool:
+    """Whether a pass at a learning rate of 0 leaves a worker's loss and weights finite: 0 times NaN is NaN."""
+    ctx, hosted = session.ctx, session.ctx.network.workers
+    finite = torch.ones(len(hosted), dtype=torch.float64)
+    if worker in hosted:
+        row = hosted.index(worker)
+        net = session.experiment.algorithm.models(entered, ctx)
+        phase = Phase("rate 0", WHOLE, Epochs(1), SGD(0.0), ctx.objective)
+        fit = ctx.engine.fit(net.params, net.buffers, phase, 0, workers=torch.tensor([row]))
+        leaves = [fit.loss[row], *(leaf[row] for leaf in fit.params.values())]
+        finite[row] = all(bool(leaf.isfinite().all()) for leaf in leaves)
+    return bool(ctx.network.gather(finite)[worker])
 
 
 def _rates_advice(phases: Collection[str], session: Session) -> str:
