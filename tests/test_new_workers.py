@@ -14,7 +14,7 @@ from manyheads.algorithms import REGISTRY, Join, State
 from manyheads.data import federate, load
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment
+from manyheads.experiment import Experiment, flat
 from manyheads.new_workers import Learned, NewWorkers, join, open_join, open_join_from
 from manyheads.rounds import run, train
 from manyheads.session import Session
@@ -277,6 +277,9 @@ def test_from_python_new_workers_are_records_too(lab: SimpleNamespace, tmp_path:
         == [row["round"] for row in Run.open(tmp_path / "new").metrics()]
     )
     assert found[-1].train_loss < found[0].train_loss
+    # For reports on several runs that were joined.
+    teacher = (Run.open(tmp_path / "new").summary() or {})["teacher"]
+    assert teacher == flat(source.description)
 
 
 def test_layers_that_are_not_trained_are_the_runs(lab: SimpleNamespace, tmp_path: Path) -> None:

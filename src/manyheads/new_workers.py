@@ -17,7 +17,7 @@ from manyheads.data import Dataset, is_brought_by_workers, is_own_file, load, ma
 from manyheads.data.federation import saved_data_digest
 from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment, Runtime
+from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.models.split import constants_of
 from manyheads.record import Record
 from manyheads.rounds import records
@@ -149,7 +149,8 @@ def open_join_from(learned: Learned, new: NewWorkers, runtime: Runtime) -> Sessi
     trained = counted(learned.rounds, "round")
     session.notes.append(f"Representation after {trained} of {name}: {_whose(learned.held, new.representation)}.")
     initial = merge(session.ctx.initial, _given_to(session, learned, new.representation))
-    return replace(session, ctx=replace(session.ctx, initial=initial))
+    teacher = flat(replace(source, rounds=learned.rounds).describe())
+    return replace(session, ctx=replace(session.ctx, initial=initial), teacher=teacher)
 
 
 def _whose(held: range, which: Literal["own", "mean"]) -> str:

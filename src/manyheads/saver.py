@@ -157,5 +157,7 @@ def _about(session: Session) -> dict[str, Any]:
         found |= assess(session.mixing).numbers
     if session.sites:
         found["disturbances"] = session.sites.disturbances
+    if session.teacher is not None:
+        found["teacher"] = session.teacher
     found |= {"title": experiment.algorithm.title, "root": experiment.root}
     return {**found, "notes": session.notes, "runtime": session.describe_runtime()}

@@ -64,6 +64,8 @@ class Session:
     device: torch.device
     majority_floor: float | None
     notes: list[str]
+    teacher: dict[str, Any] | None = None
+    """The options of the run whose representation new workers take."""
 
     @cached_property
     def sharers(self) -> Processes:

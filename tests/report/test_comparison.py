@@ -41,7 +41,15 @@ def test_new_workers_are_told_apart_by_who_taught_them_and_averaged_over_seeds(t
     assert [[run.seed for run in comparison.cells[i, 0]] for i in (0, 1)] == [[1, 12], [1, 12]]
     write_run(tmp_path / "on-another-graph", "join", {"learned_by": "deprl", "teacher": "another"})
     labels = [system.label for system in open_comparison(tmp_path).systems]
+    # Older runs do not have the options of the run that they joined.
     assert labels[1:] == [f"New workers, learned by deprl, teacher {one}" for one in ("a deprl", "another")]
+    for name, graph in (("deprl-1", "ring"), ("deprl-12", "ring"), ("on-another-graph", "torus")):
+        path = tmp_path / name / "summary.json"
+        taught = {"algorithm": "deprl", "graph": graph, "workers": 8, "seed": len(name)}
+        path.write_text(json.dumps({**json.loads(path.read_text()), "teacher": taught}))
+    labels = [system.label for system in open_comparison(tmp_path).systems]
+    learned = ("d-psgd", "deprl, learned with graph ring", "deprl, learned with graph torus")
+    assert labels == [f"New workers, learned by {what}" for what in learned]
 
 
 def test_systems_are_compared_on_one_code_but_for_their_own(tmp_path: Path, write_run):

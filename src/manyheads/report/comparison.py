@@ -276,17 +276,40 @@ def _systems(runs: Sequence[Finished]) -> list[System]:
     titles = {run.algorithm: run.summary.get("title") for run in runs}
     systems = []
     for algorithm in order:
-        mine = [run.own for run in runs if run.algorithm == algorithm]
-        variants = list({json.dumps(own, sort_keys=True): own for own in mine}.values())
+        mine = [run for run in runs if run.algorithm == algorithm]
+        variants = list({json.dumps(run.own, sort_keys=True): run.own for run in mine}.values())
         names = [name for name in dict(*variants[:1]) if len({json.dumps(own.get(name)) for own in variants}) > 1]
         told = [name for name in names if name not in _IDS]
         if len({json.dumps([own.get(name) for name in told]) for own in variants}) == len(variants):
             names = told
         title = str(titles.get(algorithm) or title_of(algorithm))
-        for own in sorted(variants, key=lambda own: [_natural(own.get(name)) for name in names]):
-            label = ", ".join([title, *(f"{words(name)} {shown(own.get(name))}" for name in names)])
-            systems.append(System(label, algorithm, own))
+        lessons = _lessons(mine, told) if "teacher" in names else {}
+        for own in sorted(variants, key=lambda own: [_natural(lessons.get(own.get(n), own.get(n))) for n in names]):
+            said = [lessons.get(own.get(name), f"{words(name)} {shown(own.get(name))}") for name in names]
+            systems.append(System(", ".join(filter(None, [title, *said])), algorithm, own))
     return systems
+
+
+def _lessons(runs: Sequence[Finished], told: Sequence[str]) -> dict[Any, str]:
+    """What tells the runs that new workers joined from others: the options in which they differ; by their ids.
+
+    An only one needs no words; one whose options are not known has none.
+    """
+    groups: dict[str, dict[Any, Any]] = {}
+    for run in runs:
+        group = groups.setdefault(json.dumps([run.own.get(name) for name in told]), {})
+        group[run.own["teacher"]] = run.summary.get("teacher")
+    found = {}
+    for group in groups.values():
+        known = [options for options in group.values() if isinstance(options, dict)]
+        if len(group) > 1 and len(known) < len(group):
+            continue
+        there = dict.fromkeys(name for options in known for name in options if name != "seed")
+        names = [name for name in there if len({json.dumps(options.get(name)) for options in known}) > 1]
+        for teacher, options in group.items():
+            said = ", ".join(f"{words(name)} {shown(options[name])}" for name in names if name in options)
+            found[teacher] = f"learned with {said}" if said else ""
+    return found
 
 
 def _is(run: Finished, system: System) -> bool:
