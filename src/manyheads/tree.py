@@ -91,11 +91,16 @@ def nbytes(params: Mapping[str, Tensor]) -> int:
     return sum(leaf[0].numel() * leaf.element_size() for leaf in params.values() if leaf.shape[0])
 
 
-def as_bytes(leaf: Tensor) -> memoryview:
-    """The bytes of a tensor's values, also of types that numpy does not know."""
-    whole = leaf.detach().cpu().contiguous()
+def as_uint8(leaf: Tensor) -> Tensor:
+    """A tensor's values as bytes, [bytes] uint8; in the same memory, unless they lie apart there."""
+    whole = leaf.contiguous()
     # Not view(-1): a single number may keep the stride of an expanded tensor, which cannot be viewed as bytes.
-    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8).numpy().data
+    return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
+
+
+def as_bytes(leaf: Tensor) -> memoryview:
+    """The same for a file or a hash, also of types that numpy does not know."""
+    return as_uint8(leaf.detach().cpu()).numpy().data
 
 
 def fingerprint(leaves: Mapping[str, Tensor]) -> str:

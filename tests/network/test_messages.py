@@ -45,6 +45,18 @@ def test_a_masked_row_is_short() -> None:
     assert len(pack({"a": torch.randn(1, 80)}, mask, 0)) == 10 + 3 * 4
 
 
+def test_the_numbers_of_a_row_may_lie_apart() -> None:
+    """Mixing in one process takes such leaves, so that sending them must work too."""
+    leaves = {
+        "transposed": torch.randn(4, 3).T,
+        "expanded": torch.randn(3, 1).expand(3, 4),
+        "one number for all": torch.randn(()).expand(3, 1),
+    }
+    for row in range(3):
+        found, _ = unpack(pack(leaves, {}, row), leaves, {})
+        assert all(torch.equal(found[name], leaf[row]) for name, leaf in leaves.items())
+
+
 def test_a_message_is_a_copy() -> None:
     leaf = torch.ones(1, 2)
     message = pack({"a": leaf}, {}, 0)

@@ -18,7 +18,7 @@ from manyheads.network.placement import Placement, crossings, owners
 from manyheads.network.processes import Processes
 from manyheads.network.sums import LeafRows, add_hosted, common_row, divided, mix_rows
 from manyheads.topology import Mixing, Rows
-from manyheads.tree import Params, nbytes
+from manyheads.tree import Params, as_uint8, nbytes
 
 _PIECE_BYTES = 1 << 20
 """A running sum goes on in pieces of about this size, so that all processes add at the same time."""
@@ -83,7 +83,7 @@ class Distributed:
         block = values.new_zeros(longest, *values.shape[1:], device="cpu")
         block[: len(values)] = values
         # As bytes: torch.distributed does not know every type.
-        blocks = self.processes.gather(block.view(-1).view(torch.uint8))
+        blocks = self.processes.gather(as_uint8(block))
         everyone = block.new_full((self.num_workers, *values.shape[1:]), _NOBODY if values.is_floating_point() else 0)
         for workers, content in zip(self.placement, blocks, strict=True):
             everyone[workers.start : workers.stop] = content.view(values.dtype).view(block.shape)[: len(workers)]

@@ -6,7 +6,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from manyheads.tree import Params
+from manyheads.tree import Params, as_uint8
 
 Row = dict[str, Tensor]
 """One worker's leaves, without the worker axis."""
@@ -56,12 +56,11 @@ def _places(like: Tensor) -> Tensor:
 
 def _parts(row: Tensor, mask: Tensor | None) -> Iterator[Tensor]:
     """One leaf's row as bytes; under a mask, which values are kept and then those values."""
-    values = row.flatten()
     if mask is not None:
-        kept = mask.flatten().bool()
-        yield pack_bits(kept)
-        values = values[kept]
-    yield values.view(torch.uint8)
+        kept = mask.bool()
+        yield pack_bits(kept.flatten())
+        row = row[kept]
+    yield as_uint8(row)
 
 
 def _as(content: Tensor, dtype: torch.dtype) -> Tensor:
