@@ -74,6 +74,9 @@ BROKEN = {
     "init fails in ": {"init": lambda self, ctx: {}["x"]},
     "init returns more.x [7, 3]: give it a row for each of the 4 workers here, [4, ...]": begun_with(torch.zeros(7, 3)),
     "init returns more.x []: give it a row for each": begun_with(torch.tensor(0.5)),
+    "init returns more.x in torch.complex64, which a checkpoint cannot hold: give it another type": begun_with(
+        torch.zeros(4, 2, dtype=torch.complex64)
+    ),
     "init returns a State whose params are not tensors by name: give a dict": begun_with(np.zeros((4, 3))),
     "init returns a State whose buffers are not tensors by name": {
         "init": lambda self, ctx: State(ctx.initial.params, None)  # pyright: ignore[reportArgumentType]

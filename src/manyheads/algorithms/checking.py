@@ -14,6 +14,7 @@ from torch import Tensor
 from manyheads.algorithms.base import Algorithm, Context, Log, State, Work
 from manyheads.checks import Kind, kind_of, shown
 from manyheads.errors import UserError, user_code
+from manyheads.files import DTYPES
 from manyheads.models.split import Split
 from manyheads.randomness import generator_states
 
@@ -98,6 +99,10 @@ def starting_state(algorithm: Algorithm, ctx: Context) -> State:
             raise UserError(
                 f"{where} returns {name} {list(leaf.shape)}: give it a row for each of the {workers} workers here,"
                 f" [{workers}, ...]."
+            )
+        if leaf.dtype not in DTYPES:
+            raise UserError(
+                f"{where} returns {name} in {leaf.dtype}, which a checkpoint cannot hold: give it another type."
             )
     # A misspelt private group would protect nothing, and models that are not the net's could not be used in the end.
     ctx.known(algorithm.private, found, f"private group of {algorithm.name}")
