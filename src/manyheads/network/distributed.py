@@ -16,7 +16,7 @@ from manyheads.network.base import Traffic, links, message_bytes, refuse_private
 from manyheads.network.messages import Row, pack, unpack
 from manyheads.network.placement import Placement, crossings, owners
 from manyheads.network.processes import Processes
-from manyheads.network.sums import LeafRows, add_hosted, common_row, divided, mix_rows
+from manyheads.network.sums import LeafRows, add_hosted, common_row, divided, leaf_rows, mix_rows
 from manyheads.topology import Mixing, Rows
 from manyheads.tree import Params, as_uint8, nbytes
 
@@ -58,15 +58,8 @@ class Distributed:
         common = common_row(matrix)
         if common is not None and self._sum_is_smaller(params, mask, sizes):
             return self._mix_by_sum(params, mask, common)
-        received = self._exchange(params, mask, matrix, sizes)
-
-        def leaf_rows(leaves: Params, part: int) -> dict[str, LeafRows]:
-            return {
-                name: LeafRows(leaf, self.workers, {worker: pair[part][name] for worker, pair in received.items()})
-                for name, leaf in leaves.items()
-            }
-
-        return mix_rows(leaf_rows(params, 0), leaf_rows(mask, 1), matrix)
+        rows, masks = self._exchange(params, mask, matrix, sizes)
+        return mix_rows(leaf_rows(params, self.workers, rows), leaf_rows(mask, self.workers, masks), matrix)
 
     def average(self, params: Params, weights: np.ndarray) -> Params:
         refuse_private(params, self.private)
@@ -105,8 +98,10 @@ class Distributed:
             return self.gather(torch.from_numpy(own)).numpy()
         return np.full(self.num_workers, own[0])
 
-    def _exchange(self, params: Params, mask: Params, matrix: Rows, sizes: np.ndarray) -> dict[int, tuple[Row, Row]]:
-        """Send what the others need and get what this process needs: worker -> its row and its mask."""
+    def _exchange(
+        self, params: Params, mask: Params, matrix: Rows, sizes: np.ndarray
+    ) -> tuple[dict[int, Row], dict[int, Row]]:
+        """Send what the others need and get what this process needs: worker -> its row, and worker -> its mask."""
         like = next(iter(params.values()))
         destinations, workers = crossings(matrix, self._owner)
         rank, origins = self.processes.rank, self._owner[workers]
@@ -125,12 +120,12 @@ class Distributed:
                 operations.append(dist.P2POp(dist.irecv, buffers[peer], peer))
         with self.processes.together():
             _wait(dist.batch_isend_irecv(operations) if operations else [])
-        received = {}
+        rows, masks = {}, {}
         for peer, buffer in buffers.items():
             messages = buffer.to(like.device).split(sizes[incoming[peer]].tolist())
             for worker, message in zip(incoming[peer], messages, strict=True):
-                received[worker] = unpack(message, params, mask)
-        return dict(sorted(received.items()))
+                rows[worker], masks[worker] = unpack(message, params, mask)
+        return dict(sorted(rows.items())), dict(sorted(masks.items()))
 
     def _sum_is_smaller(self, params: Params, mask: Params, sizes: np.ndarray) -> bool:
         """Whether passing on a running sum and its result takes fewer bytes than sending every row to the others."""

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from manyheads import host_memory
 from manyheads.network.base import Traffic, links, message_bytes, refuse_private
-from manyheads.network.sums import LeafRows, add_hosted, mix_rows
+from manyheads.network.sums import add_hosted, leaf_rows, mix_rows
 from manyheads.topology import Mixing
 from manyheads.tree import Params
 
@@ -27,7 +27,7 @@ class InProcess:
             return {}
         matrix = self.mixing.rows(round)
         self.traffic.count(*links(matrix), message_bytes(params, mask))
-        return mix_rows(self._leaf_rows(params), self._leaf_rows(mask or {}), matrix)
+        return mix_rows(leaf_rows(params, self.workers), leaf_rows(mask or {}, self.workers), matrix)
 
     def average(self, params: Params, weights: np.ndarray) -> Params:
         refuse_private(params, self.private)
@@ -38,7 +38,7 @@ class InProcess:
         share = weights / weights.sum()
         return {
             name: host_memory.empty_like(rows.hosted).copy_(add_hosted(torch.zeros_like(rows.hosted[0]), rows, share))
-            for name, rows in self._leaf_rows(params).items()
+            for name, rows in leaf_rows(params, self.workers).items()
         }
 
     def gather(self, values: Tensor) -> Tensor:
@@ -48,11 +48,8 @@ class InProcess:
         return {
             name: add_hosted(rows.hosted.new_zeros(rows.hosted.shape[1:], dtype=torch.float64), rows, None)
             .div_(self.num_workers)
-            for name, rows in self._leaf_rows(params).items()
+            for name, rows in leaf_rows(params, self.workers).items()
         }  # fmt: skip
 
     def present(self, round: int) -> np.ndarray:
         return self.mixing.rows(round).present
-
-    def _leaf_rows(self, leaves: Params) -> dict[str, LeafRows]:
-        return {name: LeafRows(leaf, self.workers) for name, leaf in leaves.items()}

@@ -31,6 +31,17 @@ class LeafRows:
         return LeafRows(self.hosted.to(dtype), self.workers, received)
 
 
+def leaf_rows(
+    leaves: Params, workers: range, received: Mapping[int, Mapping[str, Tensor]] | None = None
+) -> dict[str, LeafRows]:
+    """The rows of every leaf [W, ...] of ``workers``, beside those ``received``, worker -> its row of every leaf."""
+    others = received or {}
+    return {
+        name: LeafRows(leaf, workers, {worker: row[name] for worker, row in others.items()})
+        for name, leaf in leaves.items()
+    }
+
+
 def mix_rows(leaves: Mapping[str, LeafRows], masks: Mapping[str, LeafRows], matrix: Rows) -> Params:
     """P applied to the hosted rows of every leaf; a masked weight is averaged over those who keep it."""
     mix = _Mixer(matrix)
