@@ -22,7 +22,7 @@ from manyheads.algorithms.base import Context, Log, State, amount, run_phases
 from manyheads.algorithms.phases import WHOLE, train_whole
 from manyheads.algorithms.server import ServerAlgorithm
 from manyheads.engine.phase import SGD, Phase
-from manyheads.tree import add_prefix, clone, select, strip_prefix
+from manyheads.tree import add_prefix, select, strip_prefix
 
 PERSONAL = "personal"
 
@@ -44,9 +44,7 @@ class Ditto(ServerAlgorithm):
 
     def init(self, ctx: Context) -> State:
         params, buffers = ctx.initial.params, ctx.initial.buffers
-        return State(
-            {**params, **add_prefix(clone(params), PERSONAL)}, {**buffers, **add_prefix(clone(buffers), PERSONAL)}
-        )
+        return State({**params, **add_prefix(params, PERSONAL)}, {**buffers, **add_prefix(buffers, PERSONAL)})
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
         rows, passes = self.rows(round, ctx), amount(self.epochs, self.steps)
