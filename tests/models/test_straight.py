@@ -96,6 +96,17 @@ def test_a_straight_forward_is_a_chain_with_the_same_numbers_under_the_same_name
     assert len([*net.named_modules()]) == len([*net.named_modules(remove_duplicate=False)])
 
 
+def test_a_layer_that_changes_next_to_nothing_the_second_time_is_still_applied_twice() -> None:
+    """Once would be the same but for rounding on the few samples that it is tried on, and not on all others."""
+    module = plain(lambda net, x: net.out(net.second(net.scale(net.scale(net.first(x.flatten(1)))))))
+    module.scale = nn.LayerNorm(5, elementwise_affine=False)
+    net = made(module)
+    assert type(net.representation) is Net
+    assert torch.equal(net.eval()(X), module.eval()(X))
+    small = X * 1e-3
+    assert torch.allclose(net(small), module(small))
+
+
 def test_images_are_a_chain_too() -> None:
     module = Images()
     net = made(module, IMAGES)

@@ -86,6 +86,9 @@ class _Trace:
             folder = self.steps[-1][0].rpartition(".")[0] if self.steps else ""
             name = f"{folder}.{len(self.steps)}-{type(layer).__name__}".removeprefix(".")
             layer = copy.deepcopy(layer)
+        if any(name == before for before, _ in self.steps):
+            # A name has one place: applied once, the layer may seem to do the same, as a norm does without weights.
+            raise NotImplementedError(f"{name} is applied twice")
         self.steps.append((name, layer))
         return _TensorStandIn(self)
 
