@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from manyheads.algorithms import DePRL
 from manyheads.data.arrays import from_arrays
+from manyheads.engine.images import has_windows
 from manyheads.engine.pooling import FastMaxPool2d, with_fast_pooling
 from manyheads.experiment import Experiment, Runtime
 from manyheads.models.splitting import split
@@ -25,10 +26,11 @@ def images(channels: int, kind: str, dtype: torch.dtype) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["plain", "with many that are equal", "not a number", "turned"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("size", [2, (3, 2)])
+@pytest.mark.parametrize("size", [2, (2,), (3, 2)])
 @pytest.mark.parametrize("channels", [1, 8, 20])
 def test_the_same_bits_as_torch_in_every_layout(channels: int, size, dtype: torch.dtype, kind: str) -> None:
     plain = nn.MaxPool2d(size)
+    assert has_windows(plain)
     x = images(channels, kind, dtype)
     results = []
     for layer in (plain, FastMaxPool2d(plain)):

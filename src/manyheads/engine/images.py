@@ -97,4 +97,5 @@ def _sizes(conv: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int], tuple[int
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else (size[0], size[1])
+    """A layer's size of height and width; torch also takes one number for both, alone or in a tuple."""
+    return (size, size) if isinstance(size, int) else (size[0], size[-1])
