@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyheads.checkpoint import Checkpoints, Snapshot, covers, latest_round, newest, read
+from manyheads.checkpoint import Checkpoints, Snapshot, _seal, covers, latest_round, newest, read
 from manyheads.errors import UserError
 
 NUM_WORKERS = 12
@@ -239,6 +240,21 @@ def test_a_checkpoint_under_the_name_of_another_round_is_damaged(tmp_path: Path)
     found, notes = checkpoints.load()
     assert found is not None and same(found, snapshot(4))
     assert notes == ["checkpoint of round 9 is damaged (manifest.json is of round 4): continuing from round 4"]
+
+
+def test_no_file_outside_of_its_folder_is_read(tmp_path: Path) -> None:
+    """Even if the file is the one that was hashed, and the manifest is sealed."""
+    checkpoints = single(tmp_path)
+    for round in (4, 8):
+        save_all([checkpoints], round)
+    manifest, _ = newest(tmp_path)
+    assert manifest is not None
+    there = f"../round-000008/{manifest.files[0].name}"
+    moved = replace(manifest, files=(replace(manifest.files[0], name=there),))
+    (tmp_path / "round-000008" / "manifest.json").write_bytes(_seal(moved))
+    found, notes = newest(tmp_path)
+    assert found is not None and found.round == 4
+    assert notes == [f"checkpoint of round 8 is damaged (manifest.json names {there}, which is not in its folder)"]
 
 
 def test_a_million_rounds_are_no_end(tmp_path: Path) -> None:

@@ -294,12 +294,16 @@ def _read_manifest(place: Path, round: int) -> Manifest:
         values = json.loads((place / _MANIFEST).read_bytes())
         seal = values.pop("sha256")
         manifest = Manifest(**{**values, "files": tuple(RowsFile(**rows) for rows in values["files"])})
+        elsewhere = [rows.name for rows in manifest.files if rows.name != Path(rows.name).name]
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         raise _Damaged(f"{_MANIFEST} cannot be read") from None
     if seal != _fingerprint(values):
         raise _Damaged(f"sha mismatch in {_MANIFEST}")
     if manifest.round != round:
         raise _Damaged(f"{_MANIFEST} is of round {manifest.round}")
+    if elsewhere:
+        # A run may come from somebody else, and its seal is no signature.
+        raise _Damaged(f"{_MANIFEST} names {elsewhere[0]}, which is not in its folder")
     return manifest
 
 
