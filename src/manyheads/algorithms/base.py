@@ -234,6 +234,7 @@ class Algorithm(ABC):
         return model
 
     def init(self, ctx: Context) -> State:
+        """The state that a run begins with: all that a worker has, every leaf [W, ...]."""
         return ctx.initial
 
     def rows(self, round: int, ctx: Context) -> Tensor | None:
@@ -241,10 +242,12 @@ class Algorithm(ABC):
         return ctx.present(round)
 
     @abstractmethod
-    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]: ...
+    def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
+        """What every worker does by itself: the state after it, and what its phases were like."""
 
     @abstractmethod
-    def mix(self, state: State, round: int, ctx: Context) -> State: ...
+    def mix(self, state: State, round: int, ctx: Context) -> State:
+        """What workers do together: the state after they have averaged what they share."""
 
     def models(self, state: State, ctx: Context) -> State:
         """What each worker would deploy."""

@@ -51,6 +51,7 @@ def from_patches(d: Tensor, conv: nn.Conv2d, x_size: tuple[int, int], size: tupl
 
 
 def pool(x: Tensor, layer: nn.MaxPool2d) -> Tensor:
+    """Each window's largest number: [A, B, H, W, C] -> [A, B, H', W', C]."""
     return reduce(torch.maximum, _windows(x, layer))
 
 

@@ -326,6 +326,7 @@ class Processes:
 
 
 def named(ranks: Sequence[int]) -> str:
+    """Some processes by their ranks, in words."""
     return f"{plural('process', len(ranks))} {', '.join(map(str, ranks))}"
 
 
