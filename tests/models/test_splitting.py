@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from manyheads.errors import UserError
 from manyheads.models.dropout import Dropout
 from manyheads.models.norm import BatchNorm
-from manyheads.models.split import cacheable_prefix, cut, needs_loop
+from manyheads.models.split import cacheable_prefix, needs_loop
 from manyheads.models.splitting import split
 
 from .small import Custom, Noise, Shifting, Standardised, X, chain
@@ -294,9 +294,3 @@ def test_features_are_cached_up_to_the_first_layer_that_varies(
     net = split(module, head, X)
     assert cacheable_prefix(net, "train") == train
     assert cacheable_prefix(net, "eval") == evaluate
-
-
-def test_what_is_random_is_forgotten_only_where_it_is_cut_off() -> None:
-    net = split(chain(Noise(), nn.Tanh()), None, X)
-    assert needs_loop(cut(net, 2)[1]) == "representation.2"
-    assert needs_loop(cut(net, 4)[1]) is None

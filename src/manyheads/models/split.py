@@ -164,7 +164,10 @@ def cacheable_prefix(net: Split, frozen: Literal["train", "eval"]) -> int:
 
 
 def cut(net: Split, depth: int) -> tuple[nn.Module, Split]:
-    """The first ``depth`` layers of the representation and the net behind them: same modules, same names."""
+    """The first ``depth`` layers of the representation and the net behind them: same modules, same names.
+
+    What was seen of the net in trials is not known of the rest.
+    """
     body = net.representation
     if type(body) is nn.Sequential:
         front, back = body[:depth], body[depth:]
@@ -172,9 +175,8 @@ def cut(net: Split, depth: int) -> tuple[nn.Module, Split]:
         front, back = (body, nn.Identity()) if depth else (nn.Identity(), body)
     heads = {name: net.get_submodule(name) for name in net.head_names}
     rest = Split(back, heads, net.detached)
-    names = {name for name, _ in rest.named_modules()}
-    rest.random = tuple(name for name in net.random if name in names)
-    rest.constants = tuple(name for name in net.constants if name.rpartition(".")[0] in names)
+    kept = dict(rest.named_buffers())
+    rest.constants = tuple(name for name in net.constants if name in kept)
     return front, rest
 
 
