@@ -45,6 +45,15 @@ def test_as_torch_has_it_whatever_the_blocks(num_workers: int, width: int, block
     torch.testing.assert_close(found, cosine_similarity(rows.unsqueeze(0), rows.unsqueeze(1), dim=2))
 
 
+@pytest.mark.parametrize("num_workers", [2, 3, 5, 8])
+@pytest.mark.parametrize("width", [3, 5, 8, 10])
+def test_no_mean_cosine_is_above_one(num_workers: int, width: int) -> None:
+    """As after every average by a server, when all models are one."""
+    row = torch.randn(1, width, generator=torch.Generator().manual_seed(width))
+    found = mean_cosine([row.expand(num_workers, width)])
+    assert found is not None and 1 - 1e-15 < found <= 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_products_have_the_same_bits_however_rows_lie_in_memory(dtype: torch.dtype) -> None:
     """Leaves of a run may lie otherwise than those that are read from its files."""

@@ -52,7 +52,8 @@ def mean_cosine(leaves: Sequence[Tensor]) -> float | None:
     for leaf in leaves:
         for rows in flatten(leaf).split(max(1, min(COLUMNS, _BLOCK_NUMBERS // count)), dim=1):
             total += float(rows.to(torch.float64, copy=True).mul_(scale).sum(0).square_().sum())
-    return (total - int((norms != 0).sum())) / (count * (count - 1))
+    # Rows that are alike would come out a rounding error above 1.
+    return min((total - int((norms != 0).sum())) / (count * (count - 1)), 1.0)
 
 
 def _products(leaf: Tensor) -> Tensor:
