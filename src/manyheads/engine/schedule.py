@@ -1,4 +1,9 @@
-"""All mini-batches of a phase, or all parts of a pass over the samples in their order, as arrays."""
+"""All mini-batches of a phase, or all parts of a pass over the samples in their order, as arrays.
+
+Four numberings meet here. A *row* is a worker's place in this process's leaves and shards. A *column* is its place
+among the workers that have batches, those with the most first. A *position* is a sample's place in its worker's shard,
+and an *entry* its place in the shards of all, which is where ``Shards.index`` and ``Shards.y`` have it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
