@@ -184,6 +184,10 @@ def test_arrays_in_memory() -> None:
         assert arrays.from_arrays(X[:2], train, X[2:4], test).num_classes == 3
 
 
+def test_numpys_number_of_classes_becomes_one_that_json_can_hold() -> None:
+    assert type(arrays.from_arrays(X, Y, num_classes=np.max(Y) + 1).num_classes) is int  # pyright: ignore[reportArgumentType]
+
+
 def test_arrays_in_memory_are_copied() -> None:
     x = X.astype(np.float32)
     data = arrays.from_arrays(x, Y, x, Y)
@@ -200,6 +204,8 @@ def test_arrays_in_memory_are_copied() -> None:
         ({"x_test": X.astype(np.uint8), "y_test": Y}, "x is torch.float32 for training and torch.uint8 for test"),
         ({"x_test": X, "y_test": Y, "user": Y}, "names users in one part only"),
         ({"num_classes": 3}, "has label 4, but num_classes is 3: give at least 5"),
+        ({"num_classes": 5.0}, r"num_classes is 5\.0: give one whole number from 1 to 1,000,000"),
+        ({"num_classes": "5"}, "num_classes is 5: give one whole number"),
     ],
 )
 def test_wrong_arrays_in_memory(given: dict[str, object], message: str) -> None:

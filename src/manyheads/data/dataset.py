@@ -3,7 +3,9 @@
 import hashlib
 from dataclasses import InitVar, dataclass
 from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,8 @@ from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
 from manyheads.tree import as_bytes
 from manyheads.units import counted
+
+_MOST_CLASSES = 10**6
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,8 @@ class Dataset:
 
     def __post_init__(self, source: str | None) -> None:
         where = source or self.name
+        if self.num_classes is not None:
+            object.__setattr__(self, "num_classes", _class_count(where, self.num_classes))
         for pool, x, y, user in (
             ("train", self.x_train, self.y_train, self.user_train),
             ("test", self.x_test, self.y_test, self.user_test),
@@ -90,6 +96,14 @@ class Dataset:
     def digest(self) -> str:
         """A fingerprint of the content (sha256 over all arrays, and the number of classes), computed once."""
         return self._digest
+
+
+def _class_count(where: str, given: Any) -> int:
+    """The number of classes as Python's own integer, which JSON can hold, out of whatever whole number was given."""
+    count = np.asarray(given)
+    if count.ndim or count.dtype.kind not in "iu" or not 1 <= count <= _MOST_CLASSES:
+        raise UserError(f"{where}: num_classes is {given}: give one whole number from 1 to {_MOST_CLASSES:,}.")
+    return int(count)
 
 
 def _check_pool(part: str, x: Tensor, y: Tensor, user: Tensor | None, num_classes: int | None) -> None:
