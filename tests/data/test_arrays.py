@@ -118,6 +118,7 @@ def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
         ({"x": X, "y": Y - 1}, "has label -1"),
         ({"x": X, "y": Y * 1000}, "label 4000 in 50 samples"),
         ({"x": X, "y": Y[:, None]}, r"y is int64 \[50, 1\]"),
+        ({"x": X, "y": np.zeros((50, 0))}, r"y is float64 \[50, 0\]: give whole numbers"),
         ({"x": X[:, 0], "y": Y}, r"x is float64 \[50\]: give numbers \[samples, features\], such as x\[:, None\]\."),
         ({"x": X.astype(str), "y": Y}, "x is <U"),
         ({"x": X.astype(complex), "y": Y}, r"x is complex.*: give numbers \[samples, \.\.\.\]\."),
@@ -214,8 +215,9 @@ def test_wrong_arrays_in_memory(given: dict[str, object], message: str) -> None:
 
 
 def test_ragged_lists_and_classes_of_a_regression() -> None:
-    with pytest.raises(UserError, match=r"not an array"):
-        arrays.from_arrays([[1.0], [1.0, 2.0]], [0, 1])
+    for x, y, user in (([[1.0], [1.0, 2.0]], [0, 1], None), (X[:2], [0, 1], [[1], [1, 2]])):
+        with pytest.raises(UserError, match=r"arrays: (x|user) is not an array \(.*\): give rows of one shape\.$"):
+            arrays.from_arrays(x, y, user=user)
     with pytest.raises(UserError, match=r"float targets mean a regression"):
         arrays.from_arrays(X, Y / 2, num_classes=5)
 

@@ -66,7 +66,7 @@ def from_arrays(
     sample. Without a test part ``hold_out`` chooses one.
     """
     parts = _parts(name, x, y, x_test, y_test, user, user_test)
-    return _dataset(name, *parts, num_classes, notes=_rounding(name, _numpy(name, x)))
+    return _dataset(name, *parts, num_classes, notes=_rounding(name, _numpy(name, "x", x)))
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -218,7 +218,7 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
     """Inputs and targets of a torch Dataset with a length."""
     try:
         samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
-        return [_numpy(where, x) for x, _ in samples], [_numpy(where, y) for _, y in samples]
+        return [_numpy(where, "x", x) for x, _ in samples], [_numpy(where, "y", y) for _, y in samples]
     except UserError:
         raise
     except (TypeError, ValueError, NotImplementedError) as error:
@@ -241,16 +241,12 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     """Inputs [samples, ...] float32 or, where they are bytes, uint8; targets int64 or float32, of one length."""
     if x is None or y is None:
         raise UserError(f"{where} lacks {'x' if x is None else 'y'}: give both.")
-    try:
-        inputs, targets = _numpy(where, x), _numpy(where, y)
-    except UserError:
-        raise
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{where}: x or y is not an array ({error}): give arrays of numbers of one shape.") from None
+    inputs, targets = _numpy(where, "x", x), _numpy(where, "y", y)
     if inputs.ndim < 2 or inputs.dtype.kind not in "buif":
         wanted = "[samples, features], such as x[:, None]" if inputs.ndim == 1 else "[samples, ...]"
         raise UserError(f"{where}: x is {inputs.dtype} {list(inputs.shape)}: give numbers {wanted}.")
-    if targets.ndim < 1 or targets.dtype.kind not in "buif" or (targets.dtype.kind != "f" and targets.ndim > 1):
+    whole = targets.dtype.kind != "f"
+    if targets.ndim < 1 or targets.dtype.kind not in "buif" or (whole and targets.ndim > 1) or 0 in targets.shape[1:]:
         raise UserError(
             f"{where}: y is {targets.dtype} {list(targets.shape)}: give whole numbers [samples] ({_hint(targets)})."
         )
@@ -291,7 +287,7 @@ def _hint(targets: np.ndarray) -> str:
 
 def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
     """The users' names as given, [samples]."""
-    names = _numpy(where, user)
+    names = _numpy(where, name, user)
     if names.shape != (num_samples,) or names.dtype.kind not in "biuUS":
         raise UserError(
             f"{where}: {name} is {names.dtype} {list(names.shape)}: give one whole number or name for each sample."
@@ -304,9 +300,12 @@ def _numbered(users: np.ndarray) -> Tensor:
     return torch.from_numpy(np.unique(users, return_inverse=True)[1].astype(np.int64))
 
 
-def _numpy(where: str, values: Array) -> np.ndarray:
+def _numpy(where: str, what: str, values: Array) -> np.ndarray:
     rows = values if isinstance(values, list | tuple) else ()
     if np.ma.is_masked(values) or any(map(np.ma.is_masked, rows)):
         # Without its mask an array holds numbers that are not meant.
         raise UserError(f"{where}: values are masked, but all are used: give arrays without masks, or fill them.")
-    return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    try:
+        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where}: {what} is not an array ({error}): give rows of one shape.") from None
