@@ -159,7 +159,7 @@ def _workers(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chap
 
 def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapter:
     values = [worker_accuracies(line.runs[0]) for line in drawn]
-    limits = colour_ends(value for found in values for value in found.values())
+    limits = colour_ends([value for found in values for value in found.values()])
     show = _score_axis(comparison, "").show
     row, most = [], 0
     for line, slug, found in zip(drawn, slugs(line.label for line in drawn), values, strict=True):
@@ -184,7 +184,8 @@ def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
     mapped = [(line.label, line.runs[0].similarity) for line in drawn if line.runs[0].similarity]
     kinds = {kind for _, maps in mapped for kind in maps}
     limits = {
-        kind: colour_ends(v for _, maps in mapped if kind in maps for v in off_diagonal(maps[kind])) for kind in kinds
+        kind: colour_ends(np.concatenate([off_diagonal(maps[kind]) for _, maps in mapped if kind in maps]))
+        for kind in kinds
     }
     rows = []
     for (label, maps), slug in zip(mapped, slugs(label for label, _ in mapped), strict=True):

@@ -156,9 +156,9 @@ def number(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value) else None
 
 
-def off_diagonal(values: np.ndarray) -> list[float]:
-    """The entries of a map [N, N] for pairs of different workers."""
-    return values[~np.eye(len(values), dtype=bool)].astype(float).tolist()
+def off_diagonal(values: np.ndarray) -> np.ndarray:
+    """The entries of a map [N, N] for pairs of different workers, [N (N - 1)] in double precision."""
+    return values[~np.eye(len(values), dtype=bool)].astype(float)
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float | None:

@@ -2,7 +2,7 @@
 
 import itertools
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -187,10 +187,11 @@ def graph(
         return finish(name, figure, f"{title}: {who} coloured by score, {said}.", {"points": hover})
 
 
-def colour_ends(values: Iterable[float]) -> tuple[float, float]:
+def colour_ends(values: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """The ends of a colour scale, apart even if all values are equal: then the value is the end further from zero."""
-    found = [value for value in values if np.isfinite(value)]
-    low, high = (min(found), max(found)) if found else (0.0, 1.0)
+    found = np.array(values, dtype=float)
+    found = found[np.isfinite(found)]
+    low, high = (float(found.min()), float(found.max())) if len(found) else (0.0, 1.0)
     if high > low:
         return low, high
     # No cosine or accuracy is above 1, nor an accuracy below 0.
