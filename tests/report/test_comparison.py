@@ -298,3 +298,5 @@ def test_slugs_are_names_of_files_and_all_different():
         "x-5",
     ]
     assert slugs(["a", "a 3", "a"]) == ["a", "a-3", "a-4"]
+    paths = [f"data {'/folder' * 40}/{name}.npz" for name in "xy"]
+    assert len(set(slugs(paths))) == 2 and max(map(len, slugs(paths))) < 100, "a file's name has at most 255 letters"

@@ -7,6 +7,9 @@ from typing import Any
 
 from manyheads.topology import brief
 
+_LONGEST_SLUG = 80
+"""A file's name joins two of them with a few words, and a file system takes 255 letters."""
+
 
 def words(name: str) -> str:
     """A field's name as a person says it."""
@@ -28,7 +31,7 @@ def slugs(labels: Iterable[str]) -> list[str]:
     """Labels turned into file names, all different."""
     found: list[str] = []
     for label in labels:
-        name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.") or "x"
+        name = re.sub(r"[^a-z0-9.]+", "-", label.lower()).strip("-.")[:_LONGEST_SLUG].rstrip("-.") or "x"
         numbered = (f"{name}-{number}" for number in itertools.count(len(found) + 1))
         found.append(next(slug for slug in itertools.chain([name], numbered) if slug not in found))
     return found
