@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from manyheads.report.chapters import of_setting
 from manyheads.report.comparison import open_comparison
 from manyheads.report.spreadsheets import csv_files
 
@@ -25,6 +26,16 @@ def test_the_names_of_similarities_are_those_of_their_pictures(tmp_path: Path, w
     names = [name for name, _ in csv_files(open_comparison(tmp_path)) if "similarity" in name]
     assert names[0] == "split-iid-similarity-deprl-data.csv"
     assert len(names) == 6
+
+
+def test_systems_that_a_file_name_cannot_tell_apart_have_the_same_number_in_both(tmp_path: Path, write_run):
+    for lam, similarity in ((1e-6, False), (1e6, True)):
+        write_run(tmp_path / f"{lam}", "ditto", {"lam": lam}, similarity=similarity)
+    comparison = open_comparison(tmp_path)
+    tables = [name for name, _ in csv_files(comparison) if "similarity" in name]
+    pictures = [picture.name for chapter in of_setting(comparison, 0) for _, row in chapter.rows for picture in row]
+    assert tables[0] == "similarity-ditto-lam-1e-06-2-data.csv"
+    assert {name.removesuffix(".csv") for name in tables} <= set(pictures)
 
 
 def test_every_round_and_every_worker_of_every_run_is_there(tables):

@@ -11,7 +11,7 @@ from manyheads.report import pictures
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison, Setting, passes_over
 from manyheads.report.mixing import steady_mixing
-from manyheads.report.naming import shown, slugs
+from manyheads.report.naming import shown
 from manyheads.report.numbers import (
     Curve,
     correlation,
@@ -62,6 +62,8 @@ class _Drawn:
     colour: int
     runs: tuple[Finished, ...]
     dashed: bool = False
+    slug: str = ""
+    """What the names of a system's own pictures contain."""
 
     @property
     def silent(self) -> bool:
@@ -71,10 +73,10 @@ class _Drawn:
 
 def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
     """The chapters of one point of the grid."""
-    prefix = comparison.prefix(setting)
+    prefix, slugs = comparison.prefix(setting), comparison.slugs
     colours = colours_of([system.algorithm for system in comparison.systems])
     drawn = [
-        _Drawn(system.label, colours[i], runs, dashed=runs[0].options["graph"] == "server")
+        _Drawn(system.label, colours[i], runs, dashed=runs[0].options["graph"] == "server", slug=slugs[i])
         for i, system in enumerate(comparison.systems)
         if (runs := comparison.cells.get((i, setting)))
     ]
@@ -93,7 +95,7 @@ def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
 def of_systems(comparison: Comparison) -> list[Chapter]:
     """How each system depends on the grid's options; empty without a grid."""
     chapters = []
-    for i, name in enumerate(slugs(system.label for system in comparison.systems)):
+    for i, name in enumerate(comparison.slugs):
         cells = {j: runs for j in range(len(comparison.settings)) if (runs := comparison.cells.get((i, j)))}
         # Settings that differ only in what the algorithm ignores share their runs.
         settings = [j for j in cells if cells[j] not in [cells[k] for k in cells if k < j]]
@@ -162,7 +164,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
     limits = colour_ends([value for found in values for value in found.values()])
     show = _score_axis(comparison, "").show
     row, most = [], 0
-    for line, slug, found in zip(drawn, slugs(line.label for line in drawn), values, strict=True):
+    for line, found in zip(drawn, values, strict=True):
         if found:
             run, mixing = line.runs[0], steady_mixing(line.runs[0])
             graph = run.options["graph"]
@@ -170,7 +172,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
             links = edges(mixing) if run.on_graph else []
             most = max(most, len(links))
             args = (positions(mixing), links, found, limits, show)
-            row.append(pictures.graph(f"{name}-{slug}", title, *args, server=graph == "server"))
+            row.append(pictures.graph(f"{name}-{line.slug}", title, *args, server=graph == "server"))
     text = (
         "Who mixes with whom, and how well each worker fares after the last round "
         f"(seed {drawn[0].runs[0].seed}). Yellow is the highest {comparison.score_name}."
@@ -181,17 +183,17 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
 
 
 def _similarities(name: str, drawn: Sequence[_Drawn]) -> Chapter:
-    mapped = [(line.label, line.runs[0].similarity) for line in drawn if line.runs[0].similarity]
+    mapped = [(line, maps) for line in drawn if (maps := line.runs[0].similarity)]
     kinds = {kind for _, maps in mapped for kind in maps}
     limits = {
         kind: colour_ends(np.concatenate([off_diagonal(maps[kind]) for _, maps in mapped if kind in maps]))
         for kind in kinds
     }
     rows = []
-    for (label, maps), slug in zip(mapped, slugs(label for label, _ in mapped), strict=True):
+    for line, maps in mapped:
         follows = correlation(maps["data"], maps["heads"]) if {"data", "heads"} <= maps.keys() else None
-        heading = label if follows is None else f"{label} (correlation of heads with data: {follows:.2f})"
-        named = [(f"{name}-{slug}-{kind}", kind, maps[kind], limits[kind]) for kind in maps]
+        heading = line.label if follows is None else f"{line.label} (correlation of heads with data: {follows:.2f})"
+        named = [(f"{name}-{line.slug}-{kind}", kind, maps[kind], limits[kind]) for kind in maps]
         rows.append((heading, tuple(pictures.similarity_map(*one) for one in named)))
     text = (
         f"Cosine similarity between every two workers (seed {drawn[0].runs[0].seed}): of their class distributions,"
@@ -221,11 +223,11 @@ def _consensus(prefix: str, drawn: Sequence[_Drawn]) -> Chapter:
 
 def _theory(name: str, drawn: Sequence[_Drawn]) -> Chapter:
     row = []
-    for line, slug in zip(drawn, slugs(line.label for line in drawn), strict=True):
+    for line in drawn:
         terms = [(term, _Drawn(label, place, line.runs)) for place, (term, label) in enumerate(_TERMS.items())]
         if lines := _positive(found for term, drawn in terms for found in _lines([drawn], "round", term)):
             axis = Axis(f"{line.label}: M(k) and its terms", short, log=True)
-            row.append(pictures.curves(f"{name}-{slug}", lines, ROUND, axis))
+            row.append(pictures.curves(f"{name}-{line.slug}", lines, ROUND, axis))
     text = (
         "The paper's convergence measure M(k) and its terms, from full-batch gradients at the mean representation. "
         "G_θ is a mean over the workers' heads, in which gradients may cancel; in the mean of |∇_θ Fᵢ|² they cannot."

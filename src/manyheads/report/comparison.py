@@ -116,6 +116,11 @@ class Comparison:
         """What the names of a setting's files begin with."""
         return f"{slugs(map(str, self.settings))[setting]}-" if self.grid else ""
 
+    @property
+    def slugs(self) -> list[str]:
+        """What the names of the files about each system contain."""
+        return slugs(system.label for system in self.systems)
+
     def place(self, run: Finished) -> str:
         """A run's directory within the folder."""
         return _within(self.folder, run.path)

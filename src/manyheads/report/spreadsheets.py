@@ -10,7 +10,7 @@ from typing import Any
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison
 from manyheads.report.mixing import mixed_by
-from manyheads.report.naming import shown, slugs
+from manyheads.report.naming import shown
 from manyheads.report.numbers import at_end, best_system, curve, difference
 from manyheads.report.options import used
 from manyheads.report.rates import tried
@@ -69,7 +69,7 @@ def _curves(comparison: Comparison) -> Iterator[Line]:
 
 def _similarities(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """The maps of the page, under the same names; row and column are workers."""
-    names = slugs(system.label for system in comparison.systems)
+    names = comparison.slugs
     for (i, j), runs in sorted(comparison.cells.items()):
         for kind, values in runs[0].similarity.items():
             rows = (",".join(f"{value:.6g}" for value in row) for row in values.tolist())
