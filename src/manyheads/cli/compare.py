@@ -19,9 +19,7 @@ from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.files import locked
 from manyheads.grid import SEEDS, distinct, plan
 from manyheads.jobs import Job, News, run_jobs
-from manyheads.report import Comparison, write
-from manyheads.report.collect import find_runs
-from manyheads.report.comparison import compare
+from manyheads.report import open_comparison, write
 from manyheads.report.spreadsheets import reported
 from manyheads.store.layout import EXPERIMENT, finished_rounds, read_description
 from manyheads.tune import FACTORS, Tuning, choose, tunings, with_rates
@@ -129,7 +127,8 @@ def _conclude(
 ) -> None:
     """Write the report, print the tables, and say what failed."""
     try:
-        comparison = _compared(folder, [job for job in jobs if job.label not in failed])
+        # Of these runs, and no others that the folder may hold.
+        comparison = open_comparison(folder, {job.path for job in jobs if job.label not in failed})
         with waiting("drawing the report", quiet=quiet):
             page = write(comparison)
     except UserError:
@@ -155,8 +154,3 @@ def _run(
     finished = sum(job.finished for job in jobs)
     with closing(run_jobs(jobs, runtime)) as news:
         return follow(news, shown, title, finished=finished, validation=validation, quiet=quiet)
-
-
-def _compared(folder: Path, jobs: Sequence[Job]) -> Comparison:
-    """These runs, and no others that the folder may hold."""
-    return compare(find_runs(folder, {job.path for job in jobs}))

@@ -73,7 +73,6 @@ class Finished:
 class Found:
     """What lies under a folder."""
 
-    folder: Path
     runs: list[Finished]
     """Each experiment once, in the order of their paths."""
     unfinished: int
@@ -132,7 +131,7 @@ def find_runs(folder: Path, among: Collection[Path] | None = None) -> Found:
         # Sites that ended together have the same values of every worker, to the bit; their means may differ.
         if run.workers and shown.workers and run.workers != shown.workers
     ]
-    return Found(folder, runs, len(unfinished - sites.keys()), repeated, parted)
+    return Found(runs, len(unfinished - sites.keys()), repeated, parted)
 
 
 class _Names:

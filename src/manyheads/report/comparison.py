@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +13,7 @@ from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment
 from manyheads.own_code import PYTHON
 from manyheads.recipes import follow_from_data, follow_from_others
-from manyheads.report.collect import Finished, Found, find_runs
+from manyheads.report.collect import Finished, find_runs
 from manyheads.report.naming import shown, slugs, words
 from manyheads.units import short
 
@@ -139,16 +139,13 @@ class Comparison:
         return [*counted, *(f"{place} {alone}" for place in self.parted)]
 
 
-def open_comparison(folder: Path) -> Comparison:
-    """The comparison that the runs under a folder make; refuses runs that disagree on what they should share."""
-    return compare(find_runs(folder))
+def open_comparison(folder: Path, among: Collection[Path] | None = None) -> Comparison:
+    """The comparison that the runs under a folder make, or some ``among`` them.
 
-
-def compare(found: Found) -> Comparison:
-    """Put runs in their places. Options must agree or form a full grid.
-
-    Exceptions are the seed, an algorithm's own options, and those that follow from the data set.
+    Their options must agree or form a full grid. Exceptions are the seed, an algorithm's own options, and those that
+    follow from the data set.
     """
+    found = find_runs(folder, among)
     runs = found.runs
     there = {name: None for run in runs for name in run.options if name != "seed"}
     names = sorted(there, key=[*Experiment.__dataclass_fields__, *there].index)
@@ -162,7 +159,7 @@ def compare(found: Found) -> Comparison:
         missing = _missing(runs, grid)
     if missing:
         raise UserError(
-            f"the runs under {found.folder} disagree on {missing}: run what is missing, or report on them separately."
+            f"the runs under {folder} disagree on {missing}: run what is missing, or report on them separately."
         )
     systems = _systems(runs)
     settings = [
@@ -173,11 +170,11 @@ def compare(found: Found) -> Comparison:
     for (i, system), (j, setting) in itertools.product(enumerate(systems), enumerate(settings)):
         here = [run for run in runs if _is(run, system) and _belongs(run, setting)]
         if here:
-            _check_seeds(found.folder, system, here)
+            _check_seeds(folder, system, here)
             cells[i, j] = tuple(sorted(here, key=lambda run: run.seed))
-    _check_code(found.folder, runs)
+    _check_code(folder, runs)
     return Comparison(
-        folder=found.folder,
+        folder=folder,
         systems=tuple(systems),
         settings=tuple(settings),
         cells=cells,
@@ -186,7 +183,7 @@ def compare(found: Found) -> Comparison:
         by_data=tuple(name for name in varying if name in by_data),
         unfinished=found.unfinished,
         repeated=found.repeated,
-        parted=tuple(_within(found.folder, path) for path in found.parted),
+        parted=tuple(_within(folder, path) for path in found.parted),
     )
 
 
