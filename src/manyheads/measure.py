@@ -178,7 +178,7 @@ def make_record(session: Session, round: int, values: Values, per_worker: PerWor
 
 def _listed(values: Tensor, there: Tensor) -> list[float | None]:
     """Values [N], with None for the workers without samples, where ``there`` [N] is False."""
-    return [float(value) if has else None for value, has in zip(values, there, strict=True)]
+    return [value if has else None for value, has in zip(values.tolist(), there.tolist(), strict=True)]
 
 
 def peak_memory(device: torch.device) -> int:
