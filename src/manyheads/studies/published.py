@@ -6,7 +6,7 @@ from functools import cache
 from importlib import resources
 from typing import NamedTuple
 
-DATA = {"harbox": "mobiact"}
+_STAND_INS = {"harbox": "mobiact"}
 """Data sets that cannot be had, and what takes their place."""
 
 REPLACED = {"mobiact": "HARBox"}
@@ -78,7 +78,7 @@ def data_title(data: str) -> str:
 
 
 def _data(row: Mapping[str, str]) -> str:
-    return DATA.get(row["dataset"], row["dataset"])
+    return _STAND_INS.get(row["dataset"], row["dataset"])
 
 
 def _rows(prefix: str) -> list[dict[str, str]]:

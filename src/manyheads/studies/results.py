@@ -11,7 +11,7 @@ from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
 from manyheads.report.numbers import Stat, at_end, majority_floor, number, shared_seeds
 from manyheads.report.spreadsheets import csv_text
-from manyheads.studies.published import DATA, STAND_IN
+from manyheads.studies.published import REPLACED, STAND_IN
 from manyheads.studies.records import Records
 from manyheads.studies.trial import Trial
 from manyheads.units import counted, human_seconds
@@ -103,7 +103,7 @@ class Results:
                 said.append(
                     "± is the deviation over seeds, with their number in brackets; cells without it have one seed."
                 )
-        if any(trial.data in DATA.values() for trial in self.trials):
+        if any(trial.data in REPLACED for trial in self.trials):
             said.append(STAND_IN)
         return " ".join(said)
 
