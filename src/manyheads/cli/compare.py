@@ -11,7 +11,7 @@ from typing import Any
 from manyheads.cli.board import Shown, follow
 from manyheads.cli.options import add_options, experiments, given, options_of
 from manyheads.cli.parser import Parser, number, path
-from manyheads.cli.tables import result_table, tuning_tables
+from manyheads.cli.tables import result_table, tuning_table
 from manyheads.cli.terminal import waiting
 from manyheads.cli.text import columns
 from manyheads.errors import UserError
@@ -136,7 +136,8 @@ def _conclude(
         if not failed:
             raise
     else:
-        said = [*tuning_tables(tuned, comparison), result_table(comparison, columns())]
+        said = [tuning_table(tuned, comparison)] if tuned else []
+        said.append(result_table(comparison, columns()))
         if longer := sum(finished_rounds(job.path) > job.rounds for job in jobs):
             said.append(f"note: {counted(longer, 'run')} had more rounds than asked for, and the last is shown.")
         print()

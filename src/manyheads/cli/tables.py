@@ -57,10 +57,8 @@ def result_table(comparison: "Comparison", width: int = sys.maxsize) -> str:
     return "\n".join([text, *(textwrap.fill(line, width, break_long_words=False) for line in lines)])
 
 
-def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[str]:
-    """The validation accuracy of every rate that was tried, the chosen ones marked; nothing if nothing was tuned."""
-    if not tuned:
-        return []
+def tuning_table(tuned: "Sequence[Tuning]", comparison: "Comparison") -> str:
+    """The validation accuracy of every rate that was tried, the chosen ones marked."""
     header = [
         f"validation {comparison.score_title}, rates ×",
         *(f"{factor:g} " for factor in tuned[0].factors),
@@ -81,7 +79,7 @@ def tuning_tables(tuned: "Sequence[Tuning]", comparison: "Comparison") -> list[s
         lines.append("each with the first seed; where rates were run with all seeds, the mean over them")
     if ends := "; ".join(tuning.title for tuning in tuned if len(tuning.factors) > 1 and tuning.best_at_edge):
         lines.append(f"note: the best is the first or last rate tried; give --tune factors beyond it: {ends}")
-    return ["\n".join(lines)]
+    return "\n".join(lines)
 
 
 def _wrapped(titles: Sequence[str]) -> list[tuple[str, ...]]:
