@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-from manyheads.machine import cores, local_rank, rank, started_together
+from manyheads.cli import main
+from manyheads.errors import UserError
+from manyheads.machine import cores, expanded, local_rank, rank, started_together
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which cores a process may use")
@@ -17,6 +19,14 @@ def test_only_cores_that_a_process_may_use_are_counted():
         assert cores() == 1
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def test_a_home_that_nobody_has_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(UserError, match=r"^~runs/mine begins with nobody's home: write ~/ for your own"):
+        expanded("~runs/mine")
+    for words in ("report ~runs/mine", "train --out ~runs/mine", "train --data ~runs/mine", "train --data-dir ~runs"):
+        assert main([*words.split(), *(["deprl"] if "train" in words else [])]) == 2
+        assert "begins with nobody's home" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from torch import nn
 
 from manyheads.data.dataset import Dataset
 from manyheads.errors import UserError, flag, unknown
+from manyheads.machine import expanded
 
 _NAMES: dict[Any, str] = {
     Callable: "a function",
@@ -56,7 +57,7 @@ def normalise_fields(owner: Any) -> None:
         if isinstance(value, (int, float)) and not abs(value) <= float_info.max:
             raise UserError(f"{flag(name)} {value} is not finite, or too large: give another number.")
         if isinstance(value, (str, Path)) and Path in kind.types and str not in kind.types:
-            value = Path(value).expanduser()
+            value = expanded(value)
         elif isinstance(value, PathLike) and str in kind.types:
             value = fspath(value)
         elif type(value) is int and float in kind.types and int not in kind.types:

@@ -1,12 +1,23 @@
-"""Where a process runs: the cores it may use, and its place among those that torchrun has started with it."""
+"""Where a process runs: the cores it may use, homes in its paths, its place among those that torchrun has started."""
 
 import os
 import sys
+from pathlib import Path
+
+from manyheads.errors import UserError
 
 
 def cores() -> int:
     """Cores this process may use: a scheduler, or taskset, may leave it fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def expanded(path: str | Path) -> Path:
+    """A path with the home that its ~ stands for; a slash forgotten after it names a user who does not exist."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise UserError(f"{path} begins with nobody's home: write ~/ for your own, or the whole path.") from None
 
 
 def started_together() -> bool:

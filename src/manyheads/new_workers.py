@@ -3,7 +3,6 @@
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Literal
 
 import torch
@@ -18,6 +17,7 @@ from manyheads.data.federation import saved_data_digest
 from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
+from manyheads.machine import expanded
 from manyheads.models.split import constants_of
 from manyheads.record import Record
 from manyheads.rounds import records
@@ -130,7 +130,7 @@ def open_join_from(learned: Learned, new: NewWorkers, runtime: Runtime) -> Sessi
         raise UserError(f"{name} has learned no representation, since its head is the whole net: give another run.")
     # If each worker has a file of its own, new workers may bring other files, and more of them.
     same = new.data is None and may_change(source.data) and not is_site_path(source.data)
-    if same and is_own_file(source.data) and not Path(str(source.data)).expanduser().exists():
+    if same and is_own_file(source.data) and not expanded(str(source.data)).exists():
         raise UserError(f"{name} was trained on {source.data}, which cannot be found from here: give --data.")
     _check_split(source, new, runtime)
     session = open_session(_experiment(learned, new), runtime, constants=learned.constants)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from manyheads.errors import UserError, unknown
+from manyheads.machine import expanded
 
 _NEAR = 0.7
 """How alike an unknown option and the one that may have been meant must be, 0 to 1."""
@@ -35,7 +36,11 @@ def number(text: str) -> float:
 
 def path(text: str) -> Path:
     """argparse's ``type`` for a file or folder: a shell leaves the ~ of --out=~/runs alone."""
-    return Path(text).expanduser()
+    try:
+        return expanded(text)
+    except UserError as error:
+        # argparse would take it for a ValueError, and say less.
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 class _Formatter(argparse.HelpFormatter):

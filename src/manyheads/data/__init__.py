@@ -10,6 +10,7 @@ from manyheads.data.federation import Federation, federate
 from manyheads.data.shards import Shards
 from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError, unknown
+from manyheads.machine import expanded
 
 __all__ = [
     "NAMES",
@@ -76,7 +77,7 @@ def load(
             f"{asked} names a file for each worker, which only manyheads train can use: give one file for all, or"
             " train each algorithm and give the folder of their runs to manyheads report."
         )
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path)
     if path.suffix == ".npz" or path.exists():
         return arrays.load(path)
     raise unknown("data", str(name_or_path), [*NAMES, "a path to your own arrays (.npz)"])

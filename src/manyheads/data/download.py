@@ -17,6 +17,7 @@ import numpy as np
 
 from manyheads.errors import UserError
 from manyheads.files import disk_errors, replacing
+from manyheads.machine import expanded
 
 DownloadProgress = Callable[[str, int, int | None], None]
 """Called while a file is downloaded: its name, the bytes so far, and the bytes in all (None: not known)."""
@@ -60,7 +61,7 @@ def search_path(data_dir: str | Path | None) -> list[Path]:
     """The folders data are looked for in: the one given, then $MANYHEADS_DATA, then the user's cache."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "manyheads")
     named = [Path(folder) for folder in (data_dir, os.environ.get("MANYHEADS_DATA")) if folder]
-    return [folder.expanduser() for folder in (*named, cache)]
+    return [*map(expanded, (*named, cache))]
 
 
 def find(folders: Iterable[Path], subfolder: str, names: Collection[str]) -> Path | None:

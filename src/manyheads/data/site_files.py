@@ -9,6 +9,7 @@ from torch import Tensor
 from manyheads.data import arrays
 from manyheads.data.dataset import Dataset
 from manyheads.errors import UserError
+from manyheads.machine import expanded
 
 _WORKER = "{worker}"
 ONE_KIND = "give all workers one kind of sample, and num_classes where a file lacks the last classes."
@@ -63,4 +64,4 @@ def load(template: str, workers: range) -> Dataset:
 
 
 def _file(template: str, worker: int) -> Path:
-    return Path(template.replace(_WORKER, str(worker))).expanduser()
+    return expanded(template.replace(_WORKER, str(worker)))
