@@ -111,7 +111,11 @@ def _scaled(advice: str, session: Session) -> str:
 
 
 def measure(session: Session, before: State, trained: State, mixed: State, end: State) -> tuple[Values, PerWorker]:
-    """Every number of a record that comes from a state, and the values of each worker."""
+    """Every number of a record that comes from a state, and the values of each worker.
+
+    ``before`` and ``mixed``: the states that mixing took and gave; ``trained``: what local training gave; ``end``: the
+    last of the round, which is ``mixed`` or, with order mix-train, ``trained``.
+    """
     ctx, federation = session.ctx, session.federation
     values: Values = {
         "accuracy_validation": None,
