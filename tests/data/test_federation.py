@@ -13,7 +13,6 @@ from safetensors import safe_open
 
 from manyheads.data import Dataset, Federation, Shards, arrays, federate, load
 from manyheads.data.federation import describe, saved_data_digest, saved_other_partition, saved_with_other_data
-from manyheads.data.partition import Dirichlet
 from manyheads.errors import UserError
 from manyheads.tree import fingerprint
 
@@ -48,7 +47,7 @@ def test_shards_hold_the_targets_of_their_samples(digits: Dataset) -> None:
 
 def test_a_split_is_a_function_of_the_seed(digits: Dataset, lab: SimpleNamespace) -> None:
     def make(seed: int, **more: bool) -> Federation:
-        return federate(digits, workers=8, split=Dirichlet(0.3), validation=0.2, seed=seed, **more)
+        return federate(digits, workers=8, split="dirichlet:0.3", validation=0.2, seed=seed, **more)
 
     assert lab.held(make(1)) == lab.held(make(1))
     assert len({lab.held(make(1)), lab.held(make(2)), lab.held(make(1, relabel=True))}) == 3

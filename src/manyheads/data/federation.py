@@ -14,7 +14,7 @@ from torch import Tensor
 
 from manyheads.data.dataset import Dataset
 from manyheads.data.evaluation_split import split_test
-from manyheads.data.partition import Entries, SplitRule, by_owner, draw_partition, parse_split
+from manyheads.data.partition import Entries, by_owner, draw_partition, parse_split
 from manyheads.data.pixels import Pixels
 from manyheads.data.shards import Shards
 from manyheads.errors import UserError
@@ -108,7 +108,7 @@ def federate(
     dataset: Dataset,
     *,
     workers: int,
-    split: str | SplitRule,
+    split: str,
     test_split: str = "shared",
     relabel: bool = False,
     validation: float = 0.0,
@@ -126,7 +126,7 @@ def federate(
         )
     if relabel and dataset.num_classes is None:
         raise UserError(f"relabel needs classes, but {dataset.name} is a regression: leave it out.")
-    partition = draw_partition(dataset, parse_split(split) if isinstance(split, str) else split, workers, seed)
+    partition = draw_partition(dataset, parse_split(split), workers, seed)
     ids = range(first, first + workers)
     train, held_out = _hold_out(by_owner(partition.owner, workers), validation, seed, ids)
     test = split_test(test_split, dataset, partition, seed)
