@@ -9,7 +9,7 @@ from manyheads.drawing import COLOURS, MOST_LINKS, Picture
 from manyheads.recipes import is_guess
 from manyheads.report import pictures
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, Setting, passes_over
+from manyheads.report.comparison import Comparison, Setting, ignores
 from manyheads.report.mixing import steady_mixing
 from manyheads.report.naming import shown
 from manyheads.report.numbers import (
@@ -111,7 +111,7 @@ def of_systems(comparison: Comparison) -> list[Chapter]:
 
 def _looked_at(setting: Setting, run: Finished) -> str:
     """The values of a setting that a run's algorithm does not ignore."""
-    return ", ".join(shown(value) for name, value in setting.values.items() if not passes_over(run, name))
+    return ", ".join(shown(value) for name, value in setting.values.items() if not ignores(run, name))
 
 
 def _score_axis(comparison: Comparison, what: str) -> Axis:

@@ -168,7 +168,7 @@ def open_comparison(folder: Path, among: Collection[Path] | None = None) -> Comp
     ]
     cells = {}
     for (i, system), (j, setting) in itertools.product(enumerate(systems), enumerate(settings)):
-        here = [run for run in runs if _is(run, system) and _belongs(run, setting)]
+        here = [run for run in runs if _belongs(run, system, setting)]
         if here:
             _check_seeds(folder, system, here)
             cells[i, j] = tuple(sorted(here, key=lambda run: run.seed))
@@ -187,7 +187,7 @@ def open_comparison(folder: Path, among: Collection[Path] | None = None) -> Comp
     )
 
 
-def passes_over(run: Finished, name: str) -> bool:
+def ignores(run: Finished, name: str) -> bool:
     """Whether the algorithm ignores an option, so that the run belongs to any value of it."""
     if name == "weights":
         # None: the links have weights of their own.
@@ -197,13 +197,13 @@ def passes_over(run: Finished, name: str) -> bool:
 
 def _values(runs: Iterable[Finished], name: str) -> list[Any]:
     """The different values of an option among the runs that do not ignore it, sorted."""
-    values = [run.options.get(name) for run in runs if not passes_over(run, name)]
+    values = [run.options.get(name) for run in runs if not ignores(run, name)]
     return sorted({json.dumps(value): value for value in values}.values(), key=_natural)
 
 
 def _common(runs: Sequence[Finished], name: str) -> Any:
     """The value that all runs share: that of the first run which does not ignore it."""
-    return next((run for run in runs if not passes_over(run, name)), runs[0]).options.get(name)
+    return next((run for run in runs if not ignores(run, name)), runs[0]).options.get(name)
 
 
 def _natural(value: Any) -> tuple[str, float]:
@@ -220,7 +220,7 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
     values = {name: _values(runs, name) for name in names}
     for algorithm in dict.fromkeys(run.algorithm for run in runs):
         mine = [run for run in runs if run.algorithm == algorithm]
-        looked_at = [name for name in names if not all(passes_over(run, name) for run in mine)]
+        looked_at = [name for name in names if not all(ignores(run, name) for run in mine)]
         have = {json.dumps([run.options.get(name) for name in looked_at]) for run in mine}
         for point in itertools.product(*(values[name] for name in looked_at)):
             if json.dumps(point) not in have:
@@ -314,9 +314,8 @@ def _lessons(runs: Sequence[Finished], told: Sequence[str]) -> dict[Any, str]:
     return found
 
 
-def _is(run: Finished, system: System) -> bool:
-    return run.algorithm == system.algorithm and run.own == system.own
-
-
-def _belongs(run: Finished, setting: Setting) -> bool:
-    return all(passes_over(run, name) or run.options.get(name) == value for name, value in setting.values.items())
+def _belongs(run: Finished, system: System, setting: Setting) -> bool:
+    """Whether a run is one of a system's in a setting: every option of the grid has its value, or is ignored."""
+    if (run.algorithm, run.own) != (system.algorithm, system.own):
+        return False
+    return all(ignores(run, name) or run.options.get(name) == value for name, value in setting.values.items())

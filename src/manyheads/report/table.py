@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from manyheads.report.collect import Finished
-from manyheads.report.comparison import Comparison, Setting, passes_over
+from manyheads.report.comparison import Comparison, Setting, ignores
 from manyheads.report.naming import shown
 from manyheads.report.numbers import Stat, at_end, best_system, best_systems, difference, majority_floor
 from manyheads.units import human_bytes, human_seconds, plus_minus, short
@@ -120,7 +120,7 @@ def rows(comparison: Comparison) -> list[Row]:
 
 def _settings(run: Finished, setting: Setting) -> tuple[str, ...]:
     """The grid's values for a run; those that its algorithm ignores are shown as a dash, or as its own graph."""
-    own = {name: "–" for name in setting.values if passes_over(run, name)}
+    own = {name: "–" for name in setting.values if ignores(run, name)}
     if "graph" in own:
         own["graph"] = shown(run.options["graph"])
     return tuple(own.get(name, shown(value)) for name, value in setting.values.items())
