@@ -16,9 +16,9 @@ from manyheads.derived import check_precision, pick_device
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime
 from manyheads.files import locked, make_folder
-from manyheads.studies import STUDIES, everything, get_study
+from manyheads.studies import STUDIES, get_study
 from manyheads.studies.cost import Costs, total
-from manyheads.studies.everything import NAME, TITLE, write_index
+from manyheads.studies.everything import NAME, TITLE, in_order, write_index
 from manyheads.studies.records import Records
 from manyheads.studies.runner import Runner
 from manyheads.studies.trial import PAPER, QUICK, Size, Trial, only, without_repeats
@@ -110,8 +110,7 @@ def _asked(args: argparse.Namespace) -> tuple[Size, list[Trial]]:
     size = replace(QUICK if args.quick else PAPER, precision=args.precision)
     if args.seeds:
         size = replace(size, seeds=tuple(dict.fromkeys(args.seeds)))
-    every = args.name == everything.NAME
-    trials = everything.in_order(STUDIES, size) if every else get_study(args.name).grid(size)
+    trials = in_order(STUDIES, size) if args.name == NAME else get_study(args.name).grid(size)
     return size, without_repeats(only(trials, args.only))
 
 
