@@ -328,6 +328,8 @@ def test_names_that_are_no_text_are_refused():
         Runtime(out=Path("runs/\udcff"))
     with pytest.raises(UserError, match=r"^--data "):
         Experiment(data="\udcff.npz")
+    with pytest.raises(UserError, match=r"^--data 'a\\x00\.npz' holds a zero byte: give it another name\.$"):
+        Experiment(data="a\0.npz")
 
 
 @pytest.mark.parametrize("seconds", [1e-9, 1e10, 1e30])

@@ -69,7 +69,9 @@ def normalise_fields(owner: Any) -> None:
 
 
 def check_text(what: str, text: str) -> None:
-    """Refuse lone surrogates, which Python has for bytes that it cannot decode, and which no file can hold."""
+    """Refuse zero bytes, which no path can hold, and lone surrogates, which Python has for bytes it cannot decode."""
+    if "\0" in text:
+        raise UserError(f"{what} {text!a} holds a zero byte: give it another name.")
     try:
         text.encode()
     except UnicodeEncodeError:
