@@ -31,7 +31,7 @@ def test_mean_deviation_and_standard_error():
     assert stat([None]) is None
 
 
-@pytest.mark.parametrize("value", [None, "1", True, float("nan"), float("inf"), [1]])
+@pytest.mark.parametrize("value", [pytest.param(10**400, id="1e400"), None, "1", True, float("nan"), float("inf"), [1]])
 def test_what_is_no_number_is_none(value):
     assert number(value) is None
 

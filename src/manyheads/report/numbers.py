@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -152,8 +153,9 @@ def difference(comparison: Comparison, setting: int, system: int, other: int) ->
 
 
 def number(value: Any) -> float | None:
-    """A value from a file if it is a number, else None."""
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value) else None
+    """A value from a file if it is a number that a float can hold, else None."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and abs(value) <= float_info.max else None
 
 
 def off_diagonal(values: np.ndarray) -> np.ndarray:
