@@ -8,6 +8,7 @@ import pytest
 from manyheads.cli import main
 from manyheads.errors import UserError
 from manyheads.machine import cores, expanded, local_rank, rank, started_together
+from manyheads.store import Run
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux says which cores a process may use")
@@ -24,6 +25,8 @@ def test_only_cores_that_a_process_may_use_are_counted():
 def test_a_home_that_nobody_has_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(UserError, match=r"^~runs/mine begins with nobody's home: write ~/ for your own"):
         expanded("~runs/mine")
+    with pytest.raises(UserError, match="begins with nobody's home"):
+        Run.open("~runs/mine")
     for words in ("report ~runs/mine", "train --out ~runs/mine", "train --data ~runs/mine", "train --data-dir ~runs"):
         assert main([*words.split(), *(["deprl"] if "train" in words else [])]) == 2
         assert "begins with nobody's home" in capsys.readouterr().err

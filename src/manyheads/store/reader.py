@@ -15,6 +15,7 @@ from manyheads.checks import check_text
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.files import read_sealed, sha256
+from manyheads.machine import expanded
 from manyheads.models import Split
 from manyheads.models.split import statistics
 from manyheads.store.layout import (
@@ -60,7 +61,7 @@ class Run:
 
         Give by name what its experiment.json can only describe: a module, arrays, an unregistered algorithm.
         """
-        path = Path(path).expanduser()
+        path = expanded(path)
         check_text("the folder", str(path))
         if not (path / EXPERIMENT).exists():
             inside = sorted(found.parent.name for found in path.glob(f"*/{EXPERIMENT}"))
