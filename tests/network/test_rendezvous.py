@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")
     monkeypatch.setenv("MANYHEADS_GAVE_UP", "")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(rendezvous, "_LINGER_SECONDS", 0.1)
     with socket.socket() as free:
         free.bind(("localhost", 0))
         return f"localhost:{free.getsockname()[1]}"
@@ -49,6 +51,19 @@ def test_the_first_on_the_machine_where_they_meet_keeps_the_place_and_the_next_f
     first.set_closed()
     assert second.is_closed()
     assert first.shutdown() and second.shutdown()
+
+
+def test_where_they_meet_somebody_answers_until_all_have_ended(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Said outright: in one process torch would take both for the host.
+    first, second = meet(endpoint, is_host=True), meet(endpoint, is_host=False)
+    waited: list[float] = []
+    monkeypatch.setattr(rendezvous, "time", SimpleNamespace(sleep=waited.append))
+    assert second.shutdown()
+    assert waited == []
+    assert first.shutdown()
+    assert len(waited) == 1
+    assert first.shutdown(), "torchrun may ask again"
+    assert len(waited) == 1
 
 
 @pytest.mark.parametrize("given", [None, "10.9.9.9"])
@@ -108,8 +123,7 @@ def test_nobody_who_reaches_the_port_runs_code_here(endpoint: str, tmp_path: Pat
     assert not (tmp_path / "called").exists()
 
 
-def test_nobody_meets_again_after_a_mistake(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rendezvous, "_LINGER_SECONDS", 0.0)
+def test_nobody_meets_again_after_a_mistake(endpoint: str, tmp_path: Path) -> None:
     meeting = meet(endpoint, is_host=True)
     give_up()
     with pytest.raises(SystemExit) as ended:

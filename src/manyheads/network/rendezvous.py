@@ -28,6 +28,7 @@ from manyheads.network.addresses import interface_of, is_here, towards
 from manyheads.network.restarts import announce
 
 _LINGER_SECONDS = 2.0
+"""How long the machine where all meet still answers after the end."""
 
 _IN_A_STATE = {
     ("torch.distributed.elastic.rendezvous.dynamic_rendezvous", "_RendezvousState"),
@@ -163,8 +164,6 @@ class _Meeting(RendezvousHandler):
         if self._gave_up.exists():
             # A process of this machine has said why.
             self.shutdown()
-            # If the machines meet here, the others must still be able to ask whether it is over.
-            time.sleep(_LINGER_SECONDS)
             raise SystemExit(2)
         with _one_line(self._params):
             return self._handler.next_rendezvous()
@@ -190,7 +189,11 @@ class _Meeting(RendezvousHandler):
             return True
         self._over = True
         self._gave_up.unlink(missing_ok=True)
-        return self._handler.shutdown()
+        closed = self._handler.shutdown()
+        if self._params.get_as_bool("is_host"):
+            # The others must still be able to ask whether it is over, and to end it: else torch prints a stack trace.
+            time.sleep(_LINGER_SECONDS)
+        return closed
 
 
 @contextmanager
