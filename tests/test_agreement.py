@@ -36,6 +36,22 @@ def test_weights_are_compared_whatever_numbers_they_are(lab, value):
         check_same_weights(_two(lambda own: own.replace(value, "1.0")), model)
 
 
+def test_the_same_rows_in_another_order_are_other_weights(lab):
+    held = nn.Linear(6, 5).requires_grad_(False)
+    net = nn.Sequential(held, nn.ReLU(), nn.Linear(5, 3))
+
+    def said() -> list[str]:
+        model = lab.opened(lab.tiny(DePRL(), model=net)).ctx.model
+        texts: list[str] = []
+        check_same_weights(_two(lambda own: texts.append(own) or own), model)
+        return texts
+
+    first = said()
+    assert said() == first
+    held.weight.copy_(held.weight.flip(0))
+    assert said() != first, "as of an embedding with another site's vocabulary"
+
+
 @pytest.mark.parametrize(
     ("name", "own", "other"),
     [
