@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from manyheads.data import arrays, load
 from manyheads.errors import UserError
@@ -237,6 +237,14 @@ class Stream(IterableDataset):
         yield from zip(X, Y, strict=True)
 
 
+class InWords(Dataset):
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {"x": X[index], "y": Y[index]}
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -250,6 +258,7 @@ class Stream(IterableDataset):
         ([(X, Y, X)], "worker 0 has 3 arrays"),
         ([(X, Y), (X, Y[:3])], "worker 1 has 50 samples but 3 targets"),
         ([(X, Y), TensorDataset(torch.ones(7, 4))], r"worker 1 cannot be read \(.*\): give a Dataset with a length"),
+        ([InWords()], r"worker 0 cannot be read \(a sample is a dict\): give a Dataset .*, whose samples are \(x, y\)"),
         ([Stream()], r"worker 0 cannot be read \(.*\): give a Dataset with a length"),
     ],
 )

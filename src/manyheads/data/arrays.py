@@ -1,6 +1,6 @@
 """Your own arrays as a data set: from an npz file, from memory, or one part per worker."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -218,6 +218,9 @@ def _columns(where: str, data: TorchDataset[Any]) -> tuple[list[Any], list[Any]]
     """Inputs and targets of a torch Dataset with a length."""
     try:
         samples = [data[i] for i in range(len(data))]  # pyright: ignore[reportArgumentType]
+        if any(isinstance(sample, Mapping) for sample in samples):
+            # A dict of two could be unpacked, into its keys.
+            raise TypeError("a sample is a dict")
         return [_numpy(where, "x", x) for x, _ in samples], [_numpy(where, "y", y) for _, y in samples]
     except UserError:
         raise
