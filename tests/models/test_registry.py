@@ -34,6 +34,9 @@ class Net(nn.Module):
 def greedy(a, b, c):
     return fixed()
 
+def sized(width, classes):
+    return nn.Linear(width, classes)
+
 def broken():
     raise RuntimeError("first line\\nsecond line")
 
@@ -132,6 +135,7 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("user_nets:zzz", "user_nets has no 'zzz': name a function or class that gives a module."),
         ("user_nets:number", "is a int"),
         ("user_nets:greedy", "needs the arguments a, b, c"),
+        ("user_nets:sized", "cannot be made when called with input_shape (2, 3) and num_outputs 4: TypeError"),
         ("user_nets:broken", "cannot be made: RuntimeError: first line"),
         ("user_nets:nothing", "gives a NoneType"),
         ("user_nets:leaving", "cannot be made: SystemExit"),

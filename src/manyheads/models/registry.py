@@ -78,6 +78,7 @@ def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.
     if not callable(factory):
         raise UserError(f"model '{name}' is a {type(factory).__name__}: name a function or class that gives a module.")
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required: list[str] = []
     try:
         parameters = inspect.signature(factory).parameters.values()
         required = [p.name for p in parameters if p.kind in positional and p.default is p.empty]
@@ -90,7 +91,8 @@ def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.
     except UserError:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"model '{name}' cannot be made: {first_line(error)}") from error
+        given = f" when called with input_shape {input_shape} and num_outputs {num_outputs}" if required else ""
+        raise UserError(f"model '{name}' cannot be made{given}: {first_line(error)}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model '{name}' gives a {type(module).__name__}: it must give an nn.Module.")
     return module
