@@ -215,6 +215,12 @@ def test_what_no_gradient_comes_to_is_named(lab, where, missed):
             lab.opened(lab.tiny(algorithm, model=Cut(where)))
 
 
+def test_where_torch_computes_no_gradients_nobody_trains(lab):
+    for off in (torch.no_grad, torch.inference_mode):
+        with off(), pytest.raises(UserError, match=r"^torch computes no gradients here: train outside of no_grad\(\)"):
+            lab.opened(lab.tiny(DePRL()))
+
+
 def test_gradients_need_come_neither_to_every_parameter_nor_to_what_is_not_trained(lab):
     for algorithm in (DePRL(), FedRoD()):
         lab.opened(lab.tiny(algorithm, model=Cut("nowhere")))

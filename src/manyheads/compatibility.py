@@ -187,6 +187,11 @@ def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
 
     Single parameters may have no gradient, such as those of unused branches.
     """
+    if not torch.is_grad_enabled():
+        raise UserError(
+            "torch computes no gradients here: train outside of no_grad() and inference_mode(), or call"
+            " torch.set_grad_enabled(True)."
+        )
     # In train mode: some nets compute no gradients in eval mode.
     with torch_seed(0), user_code("the model"):
         output = net.train()(x)
