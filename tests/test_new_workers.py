@@ -12,6 +12,8 @@ import torch
 
 from manyheads.algorithms import REGISTRY, Join, State
 from manyheads.data import federate, load
+from manyheads.data.arrays import from_arrays
+from manyheads.data.pixels import Pixels
 from manyheads.engine.phase import accuracy
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, flat
@@ -238,6 +240,29 @@ def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:
         assert torch.allclose(session.ctx.initial.buffers[name], leaf.mean(0).expand(5, *leaf.shape[1:]))
     for name in buffers.keys() - floats.keys():
         assert session.ctx.initial.buffers[name].tolist() == [buffers[name][0]] * 5 != [0] * 5, "batches that were seen"
+
+
+def test_new_samples_are_made_of_bytes_as_the_first_were(lab: SimpleNamespace, tmp_path: Path) -> None:
+    recorded = np.random.default_rng(0).integers(0, 256, (60, 6), dtype=np.uint8)
+    y = np.arange(60) % 3
+    taken, inputs = from_arrays(recorded, y), from_arrays(recorded / 255, y)
+    other = replace(taken, pixels=Pixels(mean=[0.5], std=[0.2]))
+    by_bytes = _trained(lab, tmp_path / "bytes", data=taken)
+    by_numbers = _trained(lab, tmp_path / "numbers", data=inputs)
+    for given in (taken, inputs):
+        open_join(by_bytes, NewWorkers(data=given, workers=5), lab.cpu)
+    open_join(by_numbers, NewWorkers(data=inputs, workers=5), lab.cpu)
+    for source, given, message in (
+        (by_bytes, from_arrays(recorded.astype(int), y), r"take bytes as byte / 255, but x of arrays goes up to 255: "),
+        (
+            by_bytes,
+            other,
+            r"take bytes as byte / 255, those of arrays become \(byte / 255 - mean\) / std with mean 0.5 ",
+        ),
+        (by_numbers, taken, "x of arrays holds bytes, but the nets of .*numbers were not trained on bytes: "),
+    ):
+        with pytest.raises(UserError, match=message):
+            open_join(source, NewWorkers(data=given, workers=5), lab.cpu)
 
 
 def test_mistakes(lab: SimpleNamespace, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from manyheads.algorithms.base import State, merge
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.checks import normalise_fields, positive
 from manyheads.data import Dataset, is_brought_by_workers, is_own_file, load, may_change
-from manyheads.data.federation import saved_data_digest
+from manyheads.data.federation import Federation, saved_data_digest
+from manyheads.data.pixels import Pixels
 from manyheads.data.site_files import is_site_path
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
@@ -65,6 +66,7 @@ class Learned:
     constants: Params
     held: range
     input_shape: tuple[int, ...]
+    pixels: Pixels | None
     data_digest: str | None
     """The fingerprint of the run's data; None: not known."""
 
@@ -80,6 +82,7 @@ class Learned:
             constants={name: leaf.cpu() for name, leaf in constants_of(session.ctx.model).items()},
             held=session.ctx.network.workers,
             input_shape=session.everyone.input_shape,
+            pixels=session.everyone.pixels,
             data_digest=session.everyone.data_digest,
         )
 
@@ -110,6 +113,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
     if not run.finished:
         raise UserError(f"the run in {run.path} is not finished: continue it with the command that began it.")
     state = run.state()
+    described = run.describe_model()
     learned = Learned(
         experiment=run.experiment,
         name=str(run.path),
@@ -117,7 +121,8 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         representations=select({**state.params, **state.buffers}, REPRESENTATION),
         constants=run.constants(),
         held=run.hosted(),
-        input_shape=tuple(run.describe_model()["input_shape"]),
+        input_shape=tuple(described["input_shape"]),
+        pixels=Pixels(**described["pixels"]) if described["pixels"] else None,
         data_digest=saved_data_digest(run.path / PARTITION),
     )
     return open_join_from(learned, new, runtime)
@@ -144,6 +149,7 @@ def open_join_from(learned: Learned, new: NewWorkers, runtime: Runtime) -> Sessi
         raise UserError(
             f"samples are {list(given)}, but the nets of {name} take {list(taken)}: give --data of that shape."
         )
+    _check_pixels(learned, session.everyone)
     if "head" not in session.ctx.model.groups:
         raise UserError(f"the nets of {name} have no head for new workers to train: give another run.")
     trained = counted(learned.rounds, "round")
@@ -151,6 +157,24 @@ def open_join_from(learned: Learned, new: NewWorkers, runtime: Runtime) -> Sessi
     initial = merge(session.ctx.initial, _given_to(session, learned, new.representation))
     teacher = flat(replace(source, rounds=learned.rounds).describe())
     return replace(session, ctx=replace(session.ctx, initial=initial), teacher=teacher)
+
+
+def _check_pixels(learned: Learned, given: Federation) -> None:
+    """Refuse samples that were made of bytes in another way than those which the representation was learned on."""
+    bytes_are = f"the nets of {learned.name} take bytes as {learned.pixels}"
+    if given.pixels is None:
+        if learned.pixels is not None and not learned.pixels.can_give(x := given.train.x):
+            raise UserError(
+                f"{bytes_are}, but x of {given.name} goes up to {x.abs().max():g}: give x as bytes (uint8), or as such"
+                " inputs."
+            )
+    elif learned.pixels is None:
+        raise UserError(
+            f"x of {given.name} holds bytes, but the nets of {learned.name} were not trained on bytes: give x as"
+            " floats like its train samples."
+        )
+    elif given.pixels != learned.pixels:
+        raise UserError(f"{bytes_are}, those of {given.name} become {given.pixels}: give x as floats made so.")
 
 
 def _whose(held: range, which: Literal["own", "mean"]) -> str:

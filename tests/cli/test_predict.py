@@ -90,6 +90,26 @@ def test_bytes_that_the_net_knows_nothing_of_are_refused(
     assert "x holds bytes, but the net was not trained on bytes: give x as floats like its train samples." in line
 
 
+def test_an_answer_that_is_not_a_number(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    x = np.random.default_rng(0).random((20, 64))
+    run = _trained(tmp_path / "run", from_arrays(x, np.arange(20) % 2))
+    # All terms of the first unit's sum have one sign, and the sum is too large for float32.
+    weight = next(iter(Run.open(run).model(1).parameters()))
+    np.savez(tmp_path / "x.npz", x=3e38 * weight[:1].sign().numpy(force=True))
+    assert _predict(run, tmp_path / "x.npz") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the net's answer to sample 0 is not a number: give x like its train samples." in line
+
+
+def test_pixels_that_are_no_bytes_any_more_are_refused(
+    capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "x.npz", x=data.load("digits").x_test[:20].numpy() * 16)
+    assert _predict(finished, tmp_path / "x.npz") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "x goes up to 16, but bytes become inputs as byte / 16: give x as bytes (uint8), or as such inputs." in line
+
+
 def test_classes_without_a_test_sample_are_classes(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((20, 4), dtype=np.float32)
     # Nobody trains on the class of the test samples, so nobody has any of them.
@@ -200,7 +220,6 @@ def test_no_accuracy_in_classes_of_the_workers_own(
             {"x": np.zeros((2, 1, 8, 8)), "y": np.array([1, 10])},
             "to 9: number them as the run's data do, or give no y.",
         ),
-        ({"x": np.full((2, 1, 8, 8), 3e38)}, "the net's answer to sample 0 is not a number: give x like"),
         ({"x": np.array([{}, {}], dtype=object)}, "not an npz of plain arrays"),
     ],
 )

@@ -17,3 +17,22 @@ def test_every_channel_has_a_mean_and_a_deviation_of_its_own() -> None:
     inputs = Pixels(mean=[0.2, 0.4], std=[0.1, 0.2]).to_inputs_(x)
     assert np.allclose(inputs, [[[[-2, 0]], [[3, -1]]]], atol=1e-6)
     assert inputs is x
+
+
+def test_the_bytes_themselves_are_no_inputs() -> None:
+    for pixels in (Pixels(), Pixels(scale=16), Pixels(mean=[0.5, 0.4], std=[0.2, 0.3])):
+        x = torch.arange(pixels.scale + 1.0).expand(3, 2, 1, -1)
+        assert not pixels.can_give(x)
+        assert not pixels.can_give(-x)
+        assert pixels.can_give(pixels.to_inputs_(x.clone()))
+
+
+def test_pixels_out_of_a_file_are_equal_to_those_that_were_written() -> None:
+    assert Pixels(mean=[0.5], std=[0.2]) == Pixels(mean=(0.5,), std=(0.2,))
+
+
+def test_pixels_in_words() -> None:
+    assert str(Pixels(scale=16)) == "byte / 16"
+    assert (
+        str(Pixels(mean=[0.5, 0.4], std=[0.2, 0.3])) == "(byte / 255 - mean) / std with mean 0.5, 0.4 and std 0.2, 0.3"
+    )

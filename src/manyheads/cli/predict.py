@@ -115,9 +115,14 @@ def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
     """Bytes converted as for the run's own inputs; other numbers as they are."""
     from manyheads.data.pixels import Pixels
 
-    if x.is_floating_point():
-        return x
     how = described["pixels"]
+    if x.is_floating_point():
+        if how is not None and not Pixels(**how).can_give(x):
+            raise UserError(
+                f"{path}: x goes up to {x.abs().max():g}, but bytes become inputs as {Pixels(**how)}: give x as bytes"
+                " (uint8), or as such inputs."
+            )
+        return x
     if how is None:
         raise UserError(
             f"{path}: x holds bytes, but the net was not trained on bytes: give x as floats like its train samples."
