@@ -47,6 +47,19 @@ def test_a_graph_that_one_seed_cannot_draw_shows_before_anything_is_run(lab: Sim
         distinct(few, ONE)
 
 
+def test_of_several_graphs_the_random_ones_are_redrawn(lab: SimpleNamespace) -> None:
+    def asked(*graphs: str) -> list[tuple[str, str, bool]]:
+        every = [
+            lab.tiny(REGISTRY[name](), graph=graph, redraw=True) for name in ("deprl", "fedavg") for graph in graphs
+        ]
+        return [(each.algorithm.name, each.graph, each.redraw) for each in distinct(every, ONE)]
+
+    redrawn = ("deprl", "random:0.5", True)
+    assert asked("ring", "random:0.5") == [("deprl", "ring", False), redrawn, ("fedavg", "server", False)]
+    with pytest.raises(UserError, match=r"^ring is not random: leave out --redraw"):
+        asked("ring", "full")
+
+
 def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNamespace) -> None:
     asked = [
         lab.tiny(REGISTRY[name](), graph=graph, link_failure=0.1 * (graph == "full"), weights=weights, seed=seed)

@@ -18,7 +18,7 @@ from manyheads.initial import initial_model
 from manyheads.jobs import Job
 from manyheads.recipes import follow_from_others
 from manyheads.store.layout import EXPERIMENT
-from manyheads.topology import brief
+from manyheads.topology import brief, is_graph, parse_graph
 
 SEEDS = (1, 12, 123, 1234)
 """The seeds that results are averaged over by default: the DePRL paper's."""
@@ -32,7 +32,7 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
     device, load_once = pick_device(runtime.device), cache(lambda name: load(name, runtime.data_dir))
     found: dict[str, Experiment] = {}
     checked = set()
-    for experiment in experiments:
+    for experiment in _redrawn_if_random(list(experiments)):
         data = experiment.data
         dataset = load_once(data) if isinstance(data, str) else data
         complete = resolve(experiment, dataset.input_shape, device)
@@ -49,6 +49,14 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
             if tuned and complete.validation and not any(federation.validation.sizes):
                 raise not_to_be_tuned(complete)
     return list(found.values())
+
+
+def _redrawn_if_random(experiments: Sequence[Experiment]) -> list[Experiment]:
+    """In a grid of graphs, redraw concerns those that are random. If none is, it is left to be refused."""
+    random = [is_graph(each.graph) and parse_graph(each.graph).random for each in experiments]
+    if not any(random):
+        return list(experiments)
+    return [each if drawn else replace(each, redraw=False) for each, drawn in zip(experiments, random, strict=True)]
 
 
 def not_to_be_tuned(experiment: Experiment) -> UserError:

@@ -52,6 +52,18 @@ def test_new_workers_are_told_apart_by_who_taught_them_and_averaged_over_seeds(t
     assert labels == [f"New workers, learned by {what}" for what in learned]
 
 
+def test_a_graph_that_is_not_random_has_its_place_beside_one_that_is_redrawn(tmp_path: Path, write_run):
+    for graph, redraw in (("ring", False), ("random:0.5", True)):
+        write_run(tmp_path / graph, "deprl", graph=graph, redraw=redraw)
+    comparison = open_comparison(tmp_path)
+    assert (comparison.grid, comparison.shared["redraw"]) == (("graph",), True)
+    assert sorted(comparison.cells) == [(0, 0), (0, 1)]
+    write_run(tmp_path / "drawn once", "deprl", graph="random:0.5", redraw=False)
+    assert [str(setting) for setting in open_comparison(tmp_path).settings] == [
+        "graph random:0.5, redraw no", "graph random:0.5, redraw yes", "graph ring, redraw no"
+    ]  # fmt: skip
+
+
 def test_systems_are_compared_on_one_code_but_for_their_own(tmp_path: Path, write_run):
     for name, model in (("deprl", "old"), ("local", "new")):
         code = {"python": "3.11", "algorithm": name, "model": model}

@@ -5,6 +5,7 @@ import json
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from manyheads.own_code import PYTHON
 from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, find_runs
 from manyheads.report.naming import shown, slugs, words
+from manyheads.topology import parse_graph
 from manyheads.units import short
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
@@ -162,16 +164,22 @@ def open_comparison(folder: Path, among: Collection[Path] | None = None) -> Comp
             f"the runs under {folder} disagree on {missing}: run what is missing, or report on them separately."
         )
     systems = _systems(runs)
-    settings = [
-        Setting(dict(zip(grid, values, strict=True)))
-        for values in itertools.product(*(_values(runs, name) for name in grid))
-    ]
-    cells = {}
-    for (i, system), (j, setting) in itertools.product(enumerate(systems), enumerate(settings)):
-        here = [run for run in runs if _belongs(run, system, setting)]
-        if here:
-            _check_seeds(folder, system, here)
-            cells[i, j] = tuple(sorted(here, key=lambda run: run.seed))
+    settings, placed = [], []
+    for values in itertools.product(*(_values(runs, name) for name in grid)):
+        setting = Setting(dict(zip(grid, values, strict=True)))
+        here = [[run for run in runs if _is(run, system) and _belongs(run, setting)] for system in systems]
+        # All may ignore an option here: a ring is the same at any value of redraw.
+        if here not in placed:
+            settings.append(setting)
+            placed.append(here)
+    cells = {
+        (i, j): tuple(sorted(mine, key=attrgetter("seed")))
+        for j, here in enumerate(placed)
+        for i, mine in enumerate(here)
+        if mine
+    }
+    for (i, _), mine in cells.items():
+        _check_seeds(folder, systems[i], mine)
     _check_code(folder, runs)
     return Comparison(
         folder=folder,
@@ -192,6 +200,8 @@ def ignores(run: Finished, name: str) -> bool:
     if name == "weights":
         # None: the links have weights of their own.
         return run.options.get("weights") is None or bool(attribute_of(run.algorithm, run.own, "row_stochastic"))
+    if name == "redraw" and run.on_graph:
+        return not parse_graph(run.options["graph"]).random
     return name in _GRAPH_OPTIONS and not run.on_graph
 
 
@@ -221,9 +231,9 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
     for algorithm in dict.fromkeys(run.algorithm for run in runs):
         mine = [run for run in runs if run.algorithm == algorithm]
         looked_at = [name for name in names if not all(ignores(run, name) for run in mine)]
-        have = {json.dumps([run.options.get(name) for name in looked_at]) for run in mine}
         for point in itertools.product(*(values[name] for name in looked_at)):
-            if json.dumps(point) not in have:
+            setting = Setting(dict(zip(looked_at, point, strict=True)))
+            if not any(_belongs(run, setting) for run in mine):
                 # Name the options of which the algorithm lacks a value; if there are none, a combination is missing.
                 guilty = [name for name in looked_at if len(_values(mine, name)) < len(values[name])] or looked_at
                 lacking = [f"{flag(name)} {shown(point[looked_at.index(name)])}" for name in guilty]
@@ -314,8 +324,10 @@ def _lessons(runs: Sequence[Finished], told: Sequence[str]) -> dict[Any, str]:
     return found
 
 
-def _belongs(run: Finished, system: System, setting: Setting) -> bool:
-    """Whether a run is one of a system's in a setting: every option of the grid has its value, or is ignored."""
-    if (run.algorithm, run.own) != (system.algorithm, system.own):
-        return False
+def _is(run: Finished, system: System) -> bool:
+    return run.algorithm == system.algorithm and run.own == system.own
+
+
+def _belongs(run: Finished, setting: Setting) -> bool:
+    """Whether every option of the grid has the setting's value in a run, or is ignored."""
     return all(ignores(run, name) or run.options.get(name) == value for name, value in setting.values.items())
