@@ -112,14 +112,25 @@ def _refuse_another(folder: Path, jobs: Sequence[Job], *, tuned: bool) -> None:
         return json.dumps(named, sort_keys=True), json.dumps({**named, "rounds": None}, sort_keys=True)
 
     # A run may be extended to more rounds, unless its algorithm looks at their number.
-    asked = {keys(job.experiment.describe())[0 if job.experiment.uses_rounds else 1] for job in jobs}
+    exact, extended = zip(*(keys(job.experiment.describe()) for job in jobs), strict=True)
+    asked = {exact[i] if job.experiment.uses_rounds else extended[i] for i, job in enumerate(jobs)}
     for run in reported(folder):
         path = folder / run / EXPERIMENT
-        if path.exists() and asked.isdisjoint(keys(read_description(path))):
+        if not path.exists():
+            continue
+        description = read_description(path)
+        here = keys(description)
+        if not asked.isdisjoint(here):
+            continue
+        if here[1] in extended:
             raise UserError(
-                f"{folder} holds a report on runs that are not asked for here, such as {run}: ask for them too, or"
-                " choose another --out."
+                f"{folder} holds a report on {run}, which has another number of rounds; as its training depends on that"
+                f" number, it cannot be extended: give --rounds {description['rounds']}, or choose another --out."
             )
+        raise UserError(
+            f"{folder} holds a report on runs that are not asked for here, such as {run}: ask for them too, or choose"
+            " another --out."
+        )
 
 
 def _conclude(
