@@ -34,9 +34,9 @@ def _grid(size: Size) -> list[Trial]:
 
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
-        "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. *As read*, solid in the pictures: the rate falls by 4 % per round, "
-        "and all heads start equal. Dashed: the same with the first rate kept constant, or with every head drawn by "
-        f"itself. {BANDS}"
+        "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. *As read*, solid in the pictures: the rate falls from "
+        "round to round, and all heads start equal. Dashed: the same with the first rate kept constant, or with every "
+        f"head drawn by itself. {BANDS}"
     )
     rows = []
     for data in results.values("data"):

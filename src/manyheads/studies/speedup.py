@@ -21,6 +21,7 @@ from manyheads.studies.published import SpeedCell, data_title, speeds
 from manyheads.studies.results import Report, Results, beside, in_percent, over_seeds, percent
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
+from manyheads.units import counted
 
 WORKERS = (4, 8, 16, 32)
 ALGORITHMS = ("fedrep", "d-psgd", "dispfl", "deprl")
@@ -123,10 +124,10 @@ def _steps_grid(size: Size) -> list[Trial]:
 def _speedup(results: Results, report: Report) -> None:
     batches = vars(results.trials[0].experiment.algorithm)["body_steps"]
     report.parts.append(
-        f"DePRL on a ring: in each round {batches} mini-batches of every worker move its representation and twice as "
-        "many its head, whatever the number of workers; constant rates without momentum. *Target*: the lowest value "
-        "that every number of workers reaches, in the mean over the seeds they share; a measure that some never "
-        "bring below its first value has no target. *Linear*: the rounds of 4 workers, divided by the factor in "
+        f"DePRL on a ring: in each round every worker trains its representation on {counted(batches, 'mini-batch')} "
+        "and its head on twice as many, whatever the number of workers; constant rates without momentum. *Target*: the "
+        "lowest value that every number of workers reaches, in the mean over the seeds they share; a measure that some "
+        "never bring below its first value has no target. *Linear*: the rounds of 4 workers, divided by the factor in "
         "workers."
     )
     rows = []
