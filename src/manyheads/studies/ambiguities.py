@@ -65,10 +65,15 @@ _HIGHER_RATE = _Reading("the representation's rate is three times as high", (DeP
 """In the authors' code the representation's momentum goes on growing while heads train, and moves it three times as far
 in the four steps that follow."""
 
+_STEPS = _Reading(
+    "single mini-batch steps: two and one", (DePRL(head_steps=2, body_steps=1),), {"momentum": 0.0, "clip": 0.0}
+)
+"""Algorithm 1 as printed, which knows neither momentum nor clipping."""
+
 
 def _readings(size: Size, data: str) -> list[_Reading]:
     if data == "mobiact":
-        return [_AS_READ, _HIGHER_RATE, _THREE_PASSES, _THREE_PASSES_AND_GRAPH, _THREE_PASSES_ALIKE]
+        return [_AS_READ, _STEPS, _HIGHER_RATE, _THREE_PASSES, _THREE_PASSES_AND_GRAPH, _THREE_PASSES_ALIKE]
     if data == "cifar100":
         return [
             _AS_READ,
@@ -84,6 +89,7 @@ def _readings(size: Size, data: str) -> list[_Reading]:
     classifier = "relu1" if size.quick else "fc9"
     return [
         _AS_READ,
+        _STEPS,
         _Reading("the head is the whole classifier", (DePRL(),), {"head": classifier}),
         # All workers start alike, so a round then ends with the very models that are otherwise scored before mixing.
         # One run is enough: it shows how far two runs with the same numbers lie apart on a GPU.
