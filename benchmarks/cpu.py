@@ -44,6 +44,7 @@ from manyheads.models.split import Split
 from manyheads.randomness import torch_seed
 from manyheads.rounds import run
 from manyheads.session import open_session
+from manyheads.threads import Threads
 from manyheads.tree import repeat
 
 BATCH = 16
@@ -109,7 +110,7 @@ class Ours:
     """The same phases through an engine."""
 
     def __init__(self, name: EngineName, workload: Workload, threads: int) -> None:
-        self.engine = make_engine(name, workload, threads=threads)
+        self.engine = make_engine(name, workload, threads=Threads(threads))
         self.params = repeat({n: p.detach() for n, p in workload.model.named_parameters()}, len(workload.ids))
 
     def round(self, work: Work, sgd: SGD, number: int) -> None:

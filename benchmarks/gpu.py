@@ -58,6 +58,7 @@ from manyheads.models.nets import NETS
 from manyheads.models.norm import has_batchnorm
 from manyheads.randomness import torch_seed
 from manyheads.session import open_session
+from manyheads.threads import Threads
 from manyheads.tree import Buffers, Params, repeat
 
 RECIPE, PLAIN = SGD(0.01, 0.9, 1e-5, 10.0), SGD(0.01)
@@ -304,7 +305,7 @@ def agreement(bench: Bench) -> None:
 def agree(bench: Bench, work: Workload, phases: dict[str, Phase], net: str, precision: PrecisionName) -> None:
     params, buffers = state(work)
     ours = bench.engine(work, precision, slots=3, compile=False)
-    loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=1, name="loop")
+    loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=Threads(1), name="loop")
     found: dict[str, float] = {}
     for name, phase in phases.items():
         with Precision(precision).settings(bench.device):
@@ -456,7 +457,7 @@ def compiled_error(
 ) -> float:
     """The error of what was timed, against the loop in float32, relative to how far the weights moved."""
     few = torch.tensor([0, 1, 2])
-    loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=1, name="loop")
+    loop = LocalEngine(work, LoopKernel, chunk_size=1, threads=Threads(1), name="loop")
     with Precision("float32").settings(bench.device):
         expected = loop.fit(params, buffers, phase, 0, workers=few)
     result = engine.fit(params, buffers, phase, 0, workers=few)

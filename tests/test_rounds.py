@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from manyheads import rounds
-from manyheads.algorithms import DPSGD, DePRL, FedAvg
+from manyheads import rounds, threads
+from manyheads.algorithms import DPSGD, DePRL, DisPFL, FedAvg
 from manyheads.checkpoint import Checkpoints
 from manyheads.errors import Diverged, UserError
 from manyheads.record import Record
@@ -36,13 +36,14 @@ def test_evaluation_changes_nothing(lab):
     )
 
 
-@pytest.mark.parametrize("algorithm", [DePRL(), DPSGD(), FedAvg()], ids=lambda algorithm: algorithm.name)
-def test_threads_and_engines_do_not_change_a_run(lab, algorithm):
-    """Threads not by a bit; the loop to rounding."""
+@pytest.mark.parametrize("algorithm", [DePRL(), DPSGD(), DisPFL(), FedAvg()], ids=lambda algorithm: algorithm.name)
+def test_threads_and_engines_do_not_change_a_run(lab, algorithm, monkeypatch):
+    """Threads not by a bit, although they share the rows of every leaf; the loop to rounding."""
+    monkeypatch.setattr(threads, "_LARGE", 1)
     experiment = lab.tiny(algorithm, rounds=2)
     one, two, loop = (
-        list(train(experiment, dataclasses.replace(lab.cpu, threads=threads, engine=engine)))[-1]
-        for threads, engine in ((1, "batched"), (2, "batched"), (1, "loop"))
+        list(train(experiment, dataclasses.replace(lab.cpu, threads=count, engine=engine)))[-1]
+        for count, engine in ((1, "batched"), (2, "batched"), (1, "loop"))
     )
     assert (one.train_loss, one.accuracy_mean, one.consensus_error) == (
         two.train_loss,
@@ -50,6 +51,22 @@ def test_threads_and_engines_do_not_change_a_run(lab, algorithm):
         two.consensus_error,
     )
     assert loop.train_loss == pytest.approx(one.train_loss, rel=1e-10)
+
+
+def test_torch_has_one_thread_in_a_round_and_the_caller_s_between_two(lab, monkeypatch):
+    before, inside, looked = torch.get_num_threads(), [], rounds.measure
+
+    def measure(*args):
+        inside.append(torch.get_num_threads())
+        return looked(*args)
+
+    monkeypatch.setattr(rounds, "measure", measure)
+    torch.set_num_threads(2)
+    try:
+        between = [torch.get_num_threads() for _ in train(lab.tiny(DePRL(), rounds=2), lab.cpu)]
+    finally:
+        torch.set_num_threads(before)
+    assert (inside, between) == ([1, 1], [2, 2])
 
 
 def test_seconds_are_the_run_s_own(lab, tmp_path, monkeypatch):

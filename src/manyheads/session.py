@@ -41,6 +41,7 @@ from manyheads.network.placement import Placement, blocks
 from manyheads.network.processes import Processes
 from manyheads.recipes import is_guess
 from manyheads.sites import Sites
+from manyheads.threads import Threads
 from manyheads.topology import Mixing
 from manyheads.topology.mixing import without
 
@@ -52,6 +53,7 @@ class Session:
     experiment: Experiment
     """Complete: every value filled in."""
     runtime: Runtime
+    threads: Threads
     processes: Processes
     sites: Sites | None
     """None: all processes belong to one person and see one disk."""
@@ -128,7 +130,8 @@ def open_session(
     device = _start(runtime)
     processes = join(runtime.timeout, device)
     # The processes of a host share its cores.
-    runtime = replace(runtime, threads=runtime.threads or max(1, cores() // processes.local_count))
+    threads = Threads(runtime.threads or max(1, cores() // processes.local_count))
+    runtime = replace(runtime, threads=threads.count)
     sites = meet_sites(experiment, runtime, processes)
     own = sites.placement[processes.rank] if sites else None
     dataset = _load(experiment.data, own, runtime, progress)
@@ -151,7 +154,7 @@ def open_session(
     here = _on_device(hosted, device, experiment.dtype)
     workload = _workload(experiment, model, here)
     notes += [*hosted.notes, *mixing.notes, *note_lone_samples(model, everyone, everybody=sites is None)]
-    engine = _engine(experiment, runtime, workload, notes)
+    engine = _engine(experiment, runtime, workload, threads, notes)
     ctx = _context(experiment, model, hosted, workload, engine, network)
     # New workers, who are given constants, train heads alone and need no copies of the rest.
     if device.type == "cpu" and constants is None:
@@ -168,6 +171,7 @@ def open_session(
     return Session(
         experiment=experiment,
         runtime=runtime,
+        threads=threads,
         processes=processes,
         sites=sites,
         everyone=everyone,
@@ -234,11 +238,11 @@ def _workload(experiment: Experiment, model: Split, here: Federation) -> Workloa
     )
 
 
-def _engine(experiment: Experiment, runtime: Runtime, workload: Workload, notes: list[str]) -> Engine:
+def _engine(experiment: Experiment, runtime: Runtime, workload: Workload, threads: Threads, notes: list[str]) -> Engine:
     engine = make_engine(
         runtime.engine,
         workload,
-        threads=runtime.threads,
+        threads=threads,
         precision=Precision(experiment.precision or "float32", runtime.deterministic),
         extra_rows=experiment.algorithm.extra_rows,
         notes=notes,

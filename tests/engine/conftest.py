@@ -20,6 +20,7 @@ from manyheads.models import build
 from manyheads.models.nets import dnn
 from manyheads.models.norm import has_batchnorm
 from manyheads.randomness import torch_seed
+from manyheads.threads import Threads
 
 CLASSES = 4
 WHOLE = frozenset({"representation", "head"})
@@ -94,7 +95,7 @@ class Problem:
         """The engine with one of the kernels, stacked ones in chunks of a few workers."""
         kernel = {"loop": LoopKernel, "chain": ChainKernel, "vmap": VmapKernel}[kind]
         size = 1 if kind == "loop" else chunk
-        return LocalEngine(self.work, kernel, chunk_size=size, threads=threads, name=kind)
+        return LocalEngine(self.work, kernel, chunk_size=size, threads=Threads(threads), name=kind)
 
     def take(self, workers: Sequence[int]) -> "Problem":
         """The same workers' rows, samples and ids without the others."""

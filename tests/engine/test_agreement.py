@@ -14,6 +14,7 @@ from manyheads.engine.choose import make_engine
 from manyheads.engine.phase import SGD, Epochs, Fit, Phase, Steps, cross_entropy
 from manyheads.errors import UserError
 from manyheads.models.split import twin
+from manyheads.threads import Threads
 from manyheads.tree import group
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -274,11 +275,11 @@ def test_unusual_nets_agree(problem, phase, net, update):
     factory, shape = UNUSUAL[net]
     p = problem(factory, input_shape=shape, head="all" if net == "linear" else None)
     asked = phase(update=update, optimizer=EVERYTHING)
-    expected = make_engine("loop", p.work, threads=1).fit(p.params, p.buffers, asked, 1)
+    expected = make_engine("loop", p.work, threads=Threads(1)).fit(p.params, p.buffers, asked, 1)
     assert expected.loss.isfinite().all()
     for name in ("auto", "batched"):
         try:
-            engine = make_engine(name, p.work, threads=1)
+            engine = make_engine(name, p.work, threads=Threads(1))
         except UserError:
             assert name == "batched"
             continue

@@ -16,6 +16,7 @@ from manyheads.engine.cuda_graphs.footprint import footprint_of
 from manyheads.engine.precision import Precision
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
+from manyheads.threads import Threads
 
 
 def noisy(input_shape, num_outputs):
@@ -64,7 +65,7 @@ def test_auto_loops_over_convolutions_random_modules_and_transforms(problem):
 @pytest.mark.parametrize("net", ["mlp", "cnn"])
 def test_the_engines_by_name_agree(problem, phase, net):
     p = problem(net)
-    loop, batched = (make_engine(name, p.work, threads=1) for name in ("loop", "batched"))
+    loop, batched = (make_engine(name, p.work, threads=Threads(1)) for name in ("loop", "batched"))
     assert (loop.name, batched.name) == ("loop", "batched")
     a, b = (engine.fit(p.params, p.buffers, phase(), 0) for engine in (loop, batched))
     for name in a.params:
@@ -77,7 +78,7 @@ def test_only_what_is_a_chain_runs_as_one(problem, phase, layer):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), layer(), nn.ReLU(), nn.Linear(8, num_outputs))
 
     p = problem(net)
-    expected, *others = (make_engine(name, p.work, threads=1) for name in ("loop", "auto", "batched"))
+    expected, *others = (make_engine(name, p.work, threads=Threads(1)) for name in ("loop", "auto", "batched"))
     loss = expected.fit(p.params, p.buffers, phase(), 0).loss
     for engine in others:
         torch.testing.assert_close(engine.fit(p.params, p.buffers, phase(), 0).loss, loss, rtol=1e-10, atol=1e-10)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from manyheads.randomness import hashed, key
+from manyheads.threads import by_rows
 from manyheads.tree import flatten
 
 Scores = Callable[[slice], Tensor]
@@ -25,9 +26,13 @@ def mask_of(leaf: Tensor, choose: Callable[[slice], Tensor]) -> Tensor:
     # Contiguous, so that ``flatten`` gives a view that can be filled.
     mask = torch.empty(leaf.shape, dtype=torch.uint8, device=leaf.device)
     at_once = max(1, _AT_ONCE[leaf.device.type] // max(1, leaf[0].numel()))
-    for start in range(0, len(leaf), at_once):
-        rows = slice(start, start + at_once)
-        flatten(mask)[rows] = choose(rows)
+
+    def fill(part: slice) -> None:
+        for start in range(part.start, part.stop, at_once):
+            rows = slice(start, min(start + at_once, part.stop))
+            flatten(mask)[rows] = choose(rows)
+
+    by_rows(fill, mask)
     return mask
 
 

@@ -17,6 +17,7 @@ from manyheads.engine.workload import Workload
 from manyheads.errors import UserError
 from manyheads.machine import cores
 from manyheads.models.split import Split, needs_loop
+from manyheads.threads import Threads
 from manyheads.units import human_bytes
 
 _CHUNK_BYTES = 8 << 20
@@ -31,7 +32,7 @@ def make_engine(
     name: EngineName,
     workload: Workload,
     *,
-    threads: int | None = None,
+    threads: Threads | None = None,
     precision: Precision | None = None,
     extra_rows: float = 0.0,
     notes: list[str] | None = None,
@@ -42,7 +43,7 @@ def make_engine(
     for ``cuda-graphs``, ``notes`` says so.
     """
     notes = [] if notes is None else notes
-    model, threads, precision = workload.model, threads or cores(), precision or Precision()
+    model, threads, precision = workload.model, threads or Threads(cores()), precision or Precision()
     on_gpu = workload.train.x.device.type == "cuda"
     if name == "cuda-graphs" and not on_gpu:
         raise UserError("engine 'cuda-graphs' needs a GPU: use --device cuda, or --engine auto.")
@@ -66,7 +67,7 @@ def make_engine(
         return LocalEngine(work, LoopKernel, chunk_size=1, threads=threads, name=name, precision=precision)
     kernel = ChainKernel if is_chain(model) else VmapKernel
     row = sum(p.numel() * p.element_size() for p in model.parameters())
-    chunk = max(1, min(-(-len(workload.ids) // threads), _CHUNK_BYTES // max(row, 1)))
+    chunk = max(1, min(-(-len(workload.ids) // threads.count), _CHUNK_BYTES // max(row, 1)))
     return LocalEngine(workload, kernel, chunk_size=chunk, threads=threads, name=name, precision=precision)
 
 

@@ -17,10 +17,10 @@ from manyheads.engine.kernel import Batch, Kernel, point_at, set_modes, summed_l
 from manyheads.engine.phase import Evaluation, Fit, Phase, Progress, Steps
 from manyheads.engine.precision import Precision
 from manyheads.engine.schedule import Schedule, narrowest, schedule
-from manyheads.engine.threads import Result, Threads
 from manyheads.engine.workload import Workload
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics, twin
 from manyheads.randomness import generator, key, torch_seed
+from manyheads.threads import Result, Threads
 from manyheads.tree import Buffers, Params, clone, group, select
 
 _FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
@@ -66,7 +66,7 @@ class LocalEngine:
         kernel: type[Kernel],
         *,
         chunk_size: int,
-        threads: int,
+        threads: Threads,
         name: str,
         precision: Precision | None = None,
     ) -> None:
@@ -76,7 +76,7 @@ class LocalEngine:
         self.dtype = next(workload.model.parameters()).dtype
         # Modules that draw from torch's own generator share it, so they run one after another.
         self.seeded = needs_loop(workload.model) is not None
-        self.threads = Threads(1 if self.seeded else threads)
+        self.threads = Threads(1) if self.seeded else threads
         self._own, self._replicas = threading.local(), WeakSet[Split]()
         self.progress = Progress()
 

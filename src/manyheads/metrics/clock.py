@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from manyheads.algorithms.base import Log
-from manyheads.engine.threads import one_thread
 from manyheads.models.split import Split
 from manyheads.network.base import Network
+from manyheads.threads import one_thread
 
 _MEASURED_STEPS = 9
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from manyheads.algorithms.phases import REPRESENTATION
 from manyheads.network.base import Network
+from manyheads.threads import by_rows
 from manyheads.tree import Params, flatten, select
 
 COLUMNS = 1 << 14
@@ -57,9 +58,13 @@ def square_norms(leaf: Tensor) -> Tensor:
 
 def _square_distances(leaf: Tensor, point: Tensor) -> Tensor:
     """|x_i - p|^2 of rows [W, ...] from a point [...], [W]; a row's bits are its own, whatever rows are beside it."""
-    total = torch.zeros(len(leaf), dtype=torch.float64, device=leaf.device)
-    blocks = zip(flatten(leaf).split(COLUMNS, dim=1), point.flatten().split(COLUMNS), strict=True)
-    for rows, middle in blocks:
-        # In place, on one copy: memory for more of them would cost more than the arithmetic.
-        total += rows.to(torch.float64, copy=True).sub_(middle).square_().sum(1)
-    return total
+
+    def sums(rows: slice) -> Tensor:
+        total = torch.zeros(rows.stop - rows.start, dtype=torch.float64, device=leaf.device)
+        blocks = zip(flatten(leaf[rows]).split(COLUMNS, dim=1), point.flatten().split(COLUMNS), strict=True)
+        for block, middle in blocks:
+            # In place, on one copy: memory for more of them would cost more than the arithmetic.
+            total += block.to(torch.float64, copy=True).sub_(middle).square_().sum(1)
+        return total
+
+    return torch.cat(by_rows(sums, leaf))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from manyheads import host_memory
+from manyheads.threads import by_rows
 from manyheads.topology import Rows
 from manyheads.tree import Params
 
@@ -55,7 +56,13 @@ def mix_rows(leaves: Mapping[str, LeafRows], masks: Mapping[str, LeafRows], matr
 
 def divided(total: Tensor, kept: Tensor) -> Tensor:
     """sum_j P_ij x_j / sum_j P_ij m_j, and 0 where nobody has the weight; in the memory of ``total``."""
-    return total.div_(kept).masked_fill_(kept == 0, 0)
+    numerators, denominators = total.view(-1), kept.view(-1)
+
+    def divide(part: slice) -> None:
+        numerators[part].div_(denominators[part]).masked_fill_(denominators[part] == 0, 0)
+
+    by_rows(divide, numerators)
+    return total
 
 
 def add_rows(total: Tensor, rows: LeafRows, columns: np.ndarray, weights: np.ndarray) -> Tensor:
@@ -99,17 +106,21 @@ class _Mixer:
     def _sums(self, leaf: LeafRows) -> Tensor:
         matrix = self.matrix
         mixed = host_memory.empty_like(leaf.hosted)
-        done: dict[tuple[bytes, bytes], Tensor] = {}
-        for worker, row in zip(leaf.workers, mixed, strict=True):
-            here = slice(matrix.offsets[worker], matrix.offsets[worker + 1])
-            heard = matrix.weights[here] != 0
-            columns, weights = matrix.columns[here][heard], matrix.weights[here][heard]
-            # Equal rows of P give equal results: on the full graph one sum serves all.
-            same = done.setdefault((columns.tobytes(), weights.tobytes()), row)
-            if same is row:
-                add_rows(row.zero_(), leaf, columns, weights)
-            else:
-                row.copy_(same)
+
+        def add(rows: slice) -> None:
+            done: dict[tuple[bytes, bytes], Tensor] = {}
+            for worker, row in zip(leaf.workers[rows], mixed[rows], strict=True):
+                here = slice(matrix.offsets[worker], matrix.offsets[worker + 1])
+                heard = matrix.weights[here] != 0
+                columns, weights = matrix.columns[here][heard], matrix.weights[here][heard]
+                # Equal rows of P give equal results: on the full graph one sum serves all.
+                same = done.setdefault((columns.tobytes(), weights.tobytes()), row)
+                if same is row:
+                    add_rows(row.zero_(), leaf, columns, weights)
+                else:
+                    row.copy_(same)
+
+        by_rows(add, mixed)
         return mixed
 
     def _product(self, leaf: LeafRows) -> Tensor:

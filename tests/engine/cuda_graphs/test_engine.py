@@ -33,6 +33,7 @@ from manyheads.engine.workload import Workload
 from manyheads.models.norm import has_batchnorm
 from manyheads.models.split import Split, hold_still, statistics
 from manyheads.models.splitting import split
+from manyheads.threads import Threads
 from manyheads.tree import Buffers, Params, group
 
 from .recorder import Recording
@@ -184,7 +185,7 @@ class Sides:
         self.ids = tuple(range(10, 10 + len(sizes)))
         train = make_shards(sizes, dtype, device)
         self.work = Workload(model.to(device), train, self.ids, source, cross_entropy, accuracy)
-        self.loop = LocalEngine(self.work, LoopKernel, chunk_size=1, threads=1, name="loop")
+        self.loop = LocalEngine(self.work, LoopKernel, chunk_size=1, threads=Threads(1), name="loop")
         self.ours = CudaGraphsEngine(
             self.work,
             precision=Precision(precision),
@@ -352,7 +353,7 @@ def test_a_representation_decays_even_if_no_head_sends_it_a_gradient(net: str) -
     assert phase.optimizer.weight_decay > 0
     sides = Sides(model, "cpu", precision="float64")
     sides.check(phase)
-    batched = make_engine("batched", sides.work, threads=1).fit(sides.params, sides.buffers, phase, 0)
+    batched = make_engine("batched", sides.work, threads=Threads(1)).fit(sides.params, sides.buffers, phase, 0)
     close(batched.params, sides.loop.fit(sides.params, sides.buffers, phase, 0).params, 1e-12)
 
 

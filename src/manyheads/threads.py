@@ -4,11 +4,17 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 Result = TypeVar("Result")
+
+_LARGE = 1 << 20
+"""Numbers from which on handing work to threads costs less than it saves."""
 
 
 class Threads:
@@ -25,7 +31,7 @@ class Threads:
             with one_thread():
                 return [work(item) for item in items]
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(1,))
+            self._pool = ThreadPoolExecutor(self.count, initializer=_work_alone)
         try:
             return list(self._pool.map(work, items))
         except BaseException:
@@ -36,10 +42,45 @@ class Threads:
             self._stopped.clear()
             raise
 
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """In the block ``by_rows`` hands out rows to these threads, and torch has none inside operations.
+
+        Those wait for each other many times in an operation: on a machine that has other work to do, they make the
+        rounds of small nets several times as long.
+        """
+        before = _SHARED.set(self)
+        try:
+            with one_thread():
+                yield
+        finally:
+            _SHARED.reset(before)
+
     def go_on(self) -> None:
         """Called by the work itself between steps; raises if nobody waits for the result any more."""
         if self._stopped.is_set():
             raise CancelledError
+
+
+_SHARED: ContextVar[Threads | None] = ContextVar("threads", default=None)
+
+
+def _work_alone() -> None:
+    """What a thread of a pool starts with: it hands nothing out itself, as it would wait for itself."""
+    torch.set_num_threads(1)
+    _SHARED.set(None)
+
+
+def by_rows(work: Callable[[slice], Result], leaf: Tensor) -> list[Result]:
+    """``work`` on slices that make up all rows of a leaf [W, ...], in order; threads of the run share a large leaf.
+
+    Where a slice ends depends on the number of threads, so a row's numbers must not depend on the rows beside it.
+    """
+    threads, count = _SHARED.get(), len(leaf)
+    if threads is None or leaf.device.type != "cpu" or leaf.numel() < _LARGE:
+        return [work(slice(0, count))]
+    parts = min(threads.count, count)
+    return threads.map(work, [slice(*ends) for ends in pairwise(count * k // parts for k in range(parts + 1))])
 
 
 @contextmanager
