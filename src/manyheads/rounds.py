@@ -19,7 +19,6 @@ from manyheads.record import Record
 from manyheads.saver import Saver
 from manyheads.session import Session, open_session
 from manyheads.start import Start, begin_or_resume, is_finished, open_directory
-from manyheads.threads import Threads
 
 _LOG = logging.getLogger("manyheads")
 
@@ -64,7 +63,7 @@ def run(
     Without ``weights`` only numbers are kept, and a run that is stopped is lost.
     """
     experiment, sites, out = session.experiment, session.sites, session.runtime.out
-    with session.threads.shared():
+    with session.sharing():
         first = starting_state(experiment.algorithm, session.ctx)
     check_theory_state(session.runtime, session.ctx, first)
     with ExitStack() as held:
@@ -78,17 +77,18 @@ def run(
         elif sites and sites.away:
             raise sites.never_there(experiment.data)
         steps = _rounds(session, start, saver, ended)
-        return _guarded(held.pop_all(), steps, start.round, experiment.algorithm.name, session.threads)
+        return _guarded(held.pop_all(), steps, start.round, session)
 
 
-def _guarded(held: ExitStack, steps: Iterator[Step], done: int, algorithm: str, threads: Threads) -> Iterator[Step]:
-    """The steps after round ``done``, each with ``threads`` to share. If the user's own code fails in one, say so.
+def _guarded(held: ExitStack, steps: Iterator[Step], done: int, session: Session) -> Iterator[Step]:
+    """The steps after round ``done``. If the user's own code fails in one, such as a net on an odd sample, say so.
 
     ``held``: what is given back when they end.
     """
     with held:
         while True:
-            with user_code(f"in round {done + 1} of {algorithm} your code", maybe_ours=True), threads.shared():
+            code = f"in round {done + 1} of {session.experiment.algorithm.name} your code"
+            with user_code(code, maybe_ours=True), session.sharing():
                 step = next(steps, None)
             if step is None:
                 return

@@ -3,6 +3,7 @@
 import os
 import platform
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -73,6 +74,10 @@ class Session:
     def sharers(self) -> Processes:
         """The processes that share this one's run directory: all of them, but a site has one for itself."""
         return self.processes if self.sites is None else self.processes.alone()
+
+    def sharing(self) -> AbstractContextManager[None]:
+        """What rounds are computed in: on a CPU threads share their work; beside a GPU torch keeps its own threads."""
+        return self.threads.shared() if self.device.type == "cpu" else nullcontext()
 
     @property
     def kept_workers(self) -> range:

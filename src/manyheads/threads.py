@@ -71,16 +71,25 @@ def _work_alone() -> None:
     _SHARED.set(None)
 
 
+def share(work: Callable[..., Result], items: Sequence, leaf: Tensor) -> list[Result]:
+    """``work`` on parts of a leaf, results in order; threads of the run share them if the leaf is large."""
+    threads = _sharers(leaf)
+    return [work(item) for item in items] if threads is None else threads.map(work, items)
+
+
 def by_rows(work: Callable[[slice], Result], leaf: Tensor) -> list[Result]:
     """``work`` on slices that make up all rows of a leaf [W, ...], in order; threads of the run share a large leaf.
 
     Where a slice ends depends on the number of threads, so a row's numbers must not depend on the rows beside it.
     """
-    threads, count = _SHARED.get(), len(leaf)
-    if threads is None or leaf.device.type != "cpu" or leaf.numel() < _LARGE:
-        return [work(slice(0, count))]
-    parts = min(threads.count, count)
-    return threads.map(work, [slice(*ends) for ends in pairwise(count * k // parts for k in range(parts + 1))])
+    threads, count = _sharers(leaf), len(leaf)
+    parts = 1 if threads is None else min(threads.count, count)
+    return share(work, [slice(*ends) for ends in pairwise(count * k // parts for k in range(parts + 1))], leaf)
+
+
+def _sharers(leaf: Tensor) -> Threads | None:
+    """The threads that work on a leaf; None: the one that asks."""
+    return _SHARED.get() if leaf.device.type == "cpu" and leaf.numel() >= _LARGE else None
 
 
 @contextmanager

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.network.sums import LeafRows, _Mixer, add_hosted, common_row, mix_rows
+from manyheads import threads
+from manyheads.network.sums import LeafRows, _Mixer, add_hosted, common_row, for_all, mix_rows
 from manyheads.topology import build_mixing
 
 
@@ -35,6 +36,28 @@ def test_each_part_of_the_rows_is_mixed_to_the_same_bits(masked: bool) -> None:
         masks = {"a": parted(mask, workers)} if masked else {}
         part = mix_rows({"a": parted(leaf, workers)}, masks, matrix)["a"]
         assert torch.equal(part, all_at_once[workers.start : workers.stop])
+
+
+@pytest.mark.parametrize("graph", ["ring", "full", "star"])
+@pytest.mark.parametrize("shape", [(), (1,), (3, 2), (1001,)])
+@pytest.mark.parametrize("hosted", [range(7), range(2, 6)])
+def test_threads_that_share_the_sums_change_no_bit(
+    graph: str, shape: tuple[int, ...], hosted: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "_LARGE", 1)
+    matrix, leaf, mask = build_mixing(graph, 7).rows(0), torch.randn(7, *shape), torch.randint(2, (7, *shape))
+    rows, masks = {"a": parted(leaf, hosted)}, {"a": parted(mask, hosted)}
+
+    def results() -> list[torch.Tensor]:
+        plain, masked = mix_rows(rows, {}, matrix)["a"], mix_rows(rows, masks, matrix)["a"]
+        return [plain, masked, add_hosted(torch.zeros(shape), whole(leaf), None), for_all(leaf[1], leaf)]
+
+    alone = results()
+    with threads.Threads(3).shared():
+        shared = results()
+    assert all(map(torch.equal, alone, shared))
+    torch.testing.assert_close(alone[2], leaf.sum(0))
+    assert torch.equal(alone[3], leaf[1].expand_as(leaf))
 
 
 def test_a_weight_that_nobody_has_is_zero() -> None:

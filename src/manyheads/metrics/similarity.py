@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from manyheads.metrics.spread import COLUMNS, square_norms
+from manyheads.threads import share
 from manyheads.tree import Params, flatten, group, select
 
 _BLOCK_NUMBERS = 1 << 22
@@ -48,10 +49,15 @@ def mean_cosine(leaves: Sequence[Tensor]) -> float | None:
     count = len(leaves[0])
     norms = torch.stack([square_norms(leaf) for leaf in leaves]).sum(0).sqrt()
     scale = torch.where(norms == 0, 0, 1 / norms).unsqueeze(1)
+
+    def square_of_sum(block: Tensor) -> float:
+        return float(block.to(torch.float64, copy=True).mul_(scale).sum(0).square_().sum())
+
     total = 0.0
     for leaf in leaves:
-        for rows in flatten(leaf).split(max(1, min(COLUMNS, _BLOCK_NUMBERS // count)), dim=1):
-            total += float(rows.to(torch.float64, copy=True).mul_(scale).sum(0).square_().sum())
+        blocks = flatten(leaf).split(max(1, min(COLUMNS, _BLOCK_NUMBERS // count)), dim=1)
+        for square in share(square_of_sum, blocks, leaf):
+            total += square
     # Rows that are alike would come out a rounding error above 1.
     return min((total - int((norms != 0).sum())) / (count * (count - 1)), 1.0)
 

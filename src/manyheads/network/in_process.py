@@ -4,9 +4,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads import host_memory
 from manyheads.network.base import Traffic, links, message_bytes, refuse_private
-from manyheads.network.sums import add_hosted, leaf_rows, mix_rows
+from manyheads.network.sums import add_hosted, for_all, leaf_rows, mix_rows
 from manyheads.topology import Mixing
 from manyheads.tree import Params
 
@@ -37,7 +36,7 @@ class InProcess:
         self.traffic.count(taking_part, taking_part, message_bytes(params, None))
         share = weights / weights.sum()
         return {
-            name: host_memory.empty_like(rows.hosted).copy_(add_hosted(torch.zeros_like(rows.hosted[0]), rows, share))
+            name: for_all(add_hosted(torch.zeros_like(rows.hosted[0]), rows, share), rows.hosted)
             for name, rows in leaf_rows(params, self.workers).items()
         }
 

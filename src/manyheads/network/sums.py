@@ -31,6 +31,11 @@ class LeafRows:
         received = {worker: row.to(dtype) for worker, row in self.received.items()}
         return LeafRows(self.hosted.to(dtype), self.workers, received)
 
+    def part(self, part: slice) -> "LeafRows":
+        """Of every row x the numbers ``x.unsqueeze(-1)[part]``."""
+        received = {worker: row.unsqueeze(-1)[part] for worker, row in self.received.items()}
+        return LeafRows(self.hosted.unsqueeze(-1)[:, part], self.workers, received)
+
 
 def leaf_rows(
     leaves: Params, workers: range, received: Mapping[int, Mapping[str, Tensor]] | None = None
@@ -56,7 +61,8 @@ def mix_rows(leaves: Mapping[str, LeafRows], masks: Mapping[str, LeafRows], matr
 
 def divided(total: Tensor, kept: Tensor) -> Tensor:
     """sum_j P_ij x_j / sum_j P_ij m_j, and 0 where nobody has the weight; in the memory of ``total``."""
-    numerators, denominators = total.view(-1), kept.view(-1)
+    # With an axis more, a single number can be sliced as well.
+    numerators, denominators = total.unsqueeze(-1), kept.unsqueeze(-1)
 
     def divide(part: slice) -> None:
         numerators[part].div_(denominators[part]).masked_fill_(denominators[part] == 0, 0)
@@ -72,12 +78,26 @@ def add_rows(total: Tensor, rows: LeafRows, columns: np.ndarray, weights: np.nda
     return total
 
 
+def _sum_rows(total: Tensor, rows: LeafRows, columns: np.ndarray, weights: np.ndarray) -> Tensor:
+    """The same, with the numbers of the sum shared by the threads of the run."""
+    parts = total.unsqueeze(-1)
+    by_rows(lambda part: add_rows(parts[part], rows.part(part), columns, weights), parts)
+    return total
+
+
+def for_all(row: Tensor, leaf: Tensor) -> Tensor:
+    """The same row [...] for every worker of a leaf [W, ...], copied."""
+    copies = host_memory.empty_like(leaf)
+    by_rows(lambda rows: copies[rows].copy_(row), copies)
+    return copies
+
+
 def add_hosted(total: Tensor, rows: LeafRows, weights: np.ndarray | None) -> Tensor:
     """Add the hosted rows to ``total`` [...], in place, each times its worker's weight [N] (None: 1)."""
     hosted = np.arange(rows.workers.start, rows.workers.stop)
     if rows.hosted.device.type == "cpu":
         share = np.ones(len(hosted)) if weights is None else weights[hosted]
-        return add_rows(total, rows, hosted[share != 0], share[share != 0])
+        return _sum_rows(total, rows, hosted[share != 0], share[share != 0])
     if weights is None:
         return total.add_(rows.hosted.sum(0, dtype=total.dtype))
     share = torch.from_numpy(weights[hosted]).to(rows.hosted)
@@ -97,28 +117,24 @@ class _Mixer:
     """P of one round, applied to one leaf after another."""
 
     def __init__(self, matrix: Rows) -> None:
-        self.matrix = matrix
+        self.matrix, self._common = matrix, common_row(matrix)
         self._dense: dict[torch.dtype, Tensor] = {}
 
     def __call__(self, leaf: LeafRows) -> Tensor:
         return self._sums(leaf) if leaf.hosted.device.type == "cpu" else self._product(leaf)
 
     def _sums(self, leaf: LeafRows) -> Tensor:
-        matrix = self.matrix
+        matrix, common = self.matrix, self._common
+        if common is not None:
+            heard = np.flatnonzero(common)
+            return for_all(_sum_rows(torch.zeros_like(leaf.hosted[0]), leaf, heard, common[heard]), leaf.hosted)
         mixed = host_memory.empty_like(leaf.hosted)
 
         def add(rows: slice) -> None:
-            done: dict[tuple[bytes, bytes], Tensor] = {}
             for worker, row in zip(leaf.workers[rows], mixed[rows], strict=True):
                 here = slice(matrix.offsets[worker], matrix.offsets[worker + 1])
                 heard = matrix.weights[here] != 0
-                columns, weights = matrix.columns[here][heard], matrix.weights[here][heard]
-                # Equal rows of P give equal results: on the full graph one sum serves all.
-                same = done.setdefault((columns.tobytes(), weights.tobytes()), row)
-                if same is row:
-                    add_rows(row.zero_(), leaf, columns, weights)
-                else:
-                    row.copy_(same)
+                add_rows(row.zero_(), leaf, matrix.columns[here][heard], matrix.weights[here][heard])
 
         by_rows(add, mixed)
         return mixed
