@@ -137,6 +137,21 @@ def test_the_workers_beside_do_not_change_a_bit(make, phase, net, kind, dtype):
                 assert_same_bits(fit, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("net", "kind"), RUNS)
+def test_scores_are_a_workers_own_too(make, net, kind, dtype):
+    p = make(net, sizes=(7, 150, 9, 0, 12, 300), dtype=dtype)
+    everyone = p.engine(kind, chunk=6).evaluate(p.params, p.buffers, p.work.train)
+    for workers, chunk in (([4, 2], 2), ([5], 1), ([1, 5, 0], 1), ([3, 2, 1, 5], 4)):
+        part = p.take(workers)
+        result = part.engine(kind, chunk=chunk).evaluate(part.params, part.buffers, part.work.train)
+        expected = (everyone.metric[workers], everyone.loss[workers])
+        tolerance = 0 if kind != "vmap" else 1e-6 if dtype == torch.float32 else 1e-12
+        torch.testing.assert_close(
+            (result.metric, result.loss), expected, rtol=tolerance, atol=tolerance, equal_nan=True
+        )
+
+
 def test_a_batch_larger_than_all_there_is_costs_what_there_is(make, phase, monkeypatch):
     """Nothing is as large as the batch size; a worker's bits stay its own, and the engines agree."""
     widths, grams = [], []
@@ -227,11 +242,11 @@ def module_of(p, row: int) -> nn.Module:
     return net.requires_grad_(True)
 
 
-@pytest.mark.parametrize("net", ["mlp", "dnn", "batchnorm"])
-def test_evaluate_is_a_hand_count(make, net):
+@pytest.mark.parametrize(("net", "kind"), [run for run in RUNS if run[0] in ("mlp", "dnn", "batchnorm")])
+def test_evaluate_is_a_hand_count(make, net, kind):
     p = make(net, sizes=(7, 0, 9))
     shards = p.work.train
-    result = p.engine("loop").evaluate(p.params, p.buffers, shards)
+    result = p.engine(kind).evaluate(p.params, p.buffers, shards)
     assert result.count.tolist() == [7, 0, 9]
     for row in (0, 2):
         model = module_of(p, row)
@@ -264,10 +279,11 @@ def test_nobody_holds_on_to_rows(make, phase, kind, threads):
     assert all(array() is None for array in work())
 
 
-def test_evaluate_weighs_samples(make):
+@pytest.mark.parametrize("kind", KERNELS["mlp"])
+def test_evaluate_weighs_samples(make, kind):
     p = make("mlp", sizes=(3, 5))
     weight = torch.tensor([0.0, 1.0, 0.5, 2.0, 0.0, 0.0, 1.0, 1.0], dtype=torch.float64)
-    weighted = p.engine("loop").evaluate(p.params, p.buffers, replace(p.work.train, weight=weight))
+    weighted = p.engine(kind).evaluate(p.params, p.buffers, replace(p.work.train, weight=weight))
     single = [(index, y) for index, y in zip(p.work.train.index, p.work.train.y, strict=True)]
     owner = [0, 0, 0, 1, 1, 1, 1, 1]
     hits, losses = torch.zeros(8, dtype=torch.float64), torch.zeros(8, dtype=torch.float64)
@@ -280,18 +296,20 @@ def test_evaluate_weighs_samples(make):
         assert float(weighted.loss[row]) == pytest.approx(float((share * losses[entries]).sum()), rel=1e-10)
 
 
-def test_scores_are_exact_fractions_in_single_precision(make):
+@pytest.mark.parametrize("kind", KERNELS["mlp"])
+def test_scores_are_exact_fractions_in_single_precision(make, kind):
     p = make("mlp", sizes=(10, 30), dtype=torch.float32)
-    metric = p.engine("loop").evaluate(p.params, p.buffers, p.work.train).metric
+    metric = p.engine(kind).evaluate(p.params, p.buffers, p.work.train).metric
     for row, size in enumerate((10, 30)):
         assert float(metric[row]) in {hits / size for hits in range(size + 1)}
 
 
-def test_evaluate_goes_through_shards_larger_than_one_pass(make):
+@pytest.mark.parametrize("kind", KERNELS["mlp"])
+def test_evaluate_goes_through_shards_larger_than_one_pass(make, kind):
     p = make("mlp", sizes=(2, 2))
     entries = torch.arange(3000) % 4
     long = Shards(p.work.train.x, entries, p.work.train.y[entries], (0, 1500, 3000))
-    result = p.engine("loop").evaluate(p.params, p.buffers, long)
+    result = p.engine(kind).evaluate(p.params, p.buffers, long)
     for row in range(2):
         here = entries[long.rows(row)]
         scores = module_of(p, row)(p.work.train.x[here]).detach()

@@ -7,8 +7,10 @@ The clip needs that gradient's norm nevertheless: with inputs x [B, in] and outp
 these products.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 from typing import ClassVar
 
 import torch
@@ -31,13 +33,17 @@ def is_chain(model: Split, *, images: bool = False) -> bool:
 
     ``images``: allow layers on images too, which is faster on GPUs only.
     """
-    parts = [_rules(model.get_submodule(name), name, {}) for name in ("representation", *model.head_names)]
+    parts = [_rules(model.get_submodule(name), name, {}) for name in _parts(model)]
     rules = [rule for part in parts if part for rule in part]
     weights = [id(w) for rule in rules if rule.weights is not None for w in rule.weights.layer.parameters()]
     allowed = images or not any(rule.channels == "last" for rule in rules)
     # If no head sends a gradient into the features, these rules give them none: not even zeros, to decay by.
     reached = not model.detached.issuperset(model.head_names)
     return allowed and reached and None not in parts and len(set(weights)) == len(weights)
+
+
+def _parts(model: Split) -> tuple[str, ...]:
+    return ("representation", *model.head_names)
 
 
 def _rules(module: nn.Module, name: str, params: Params) -> list[Rule] | None:
@@ -151,6 +157,16 @@ class ChainKernel:
         gradients = torch.autograd.grad(mean, heads, allow_unused=True, materialize_grads=True)
         self._descend(self.chain.backward(tapes, dict(zip(outputs, gradients, strict=True))))
         return sums.detach()
+
+    @staticmethod
+    def scoring(model: Split, params: Params, buffers: Buffers) -> Callable[[Tensor], Tensor]:
+        body, *heads = (_rules(model.get_submodule(part), part, params) or [] for part in _parts(model))
+
+        def outputs(x: Tensor) -> Tensor:
+            features, _ = _forward(body, x, {})
+            return reduce(add, (_forward(rules, features, {})[0] for rules in heads))
+
+        return outputs
 
     def _descend(self, contributions: list[Contribution]) -> None:
         sgd = self.phase.optimizer

@@ -1,6 +1,6 @@
 """What a kernel is: code that trains the stacked rows of a few workers in place, one mini-batch of each at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -42,6 +42,11 @@ class Kernel(Protocol):
 
     def step(self, batch: Batch) -> Tensor:
         """Move the first A rows of ``params`` and ``buffers`` in place; the sums of their losses, [A]."""
+        ...
+
+    @staticmethod
+    def scoring(model: Split, params: Params, buffers: Buffers) -> Callable[[Tensor], Tensor]:
+        """The workers' models in eval mode: inputs [A, B, ...] of the first A of them -> outputs [A, B, ...]."""
         ...
 
 

@@ -1,7 +1,7 @@
 """The engine without graphs: workers in cache-sized chunks, one thread per core, ragged phases without waste."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,8 +16,8 @@ from manyheads.engine.batches import num_batches
 from manyheads.engine.kernel import Batch, Kernel, point_at, set_modes, summed_loss
 from manyheads.engine.phase import Evaluation, Fit, Phase, Progress, Steps
 from manyheads.engine.precision import Precision
-from manyheads.engine.schedule import Schedule, narrowest, schedule
-from manyheads.engine.workload import Workload
+from manyheads.engine.schedule import Schedule, in_widths, narrowest, schedule
+from manyheads.engine.workload import Workload, sums_of
 from manyheads.models.split import Split, cacheable_prefix, cut, needs_loop, statistics, twin
 from manyheads.randomness import generator, key, torch_seed
 from manyheads.threads import Result, Threads
@@ -27,6 +27,8 @@ _FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
 """Samples that go through the net at once where no batch is drawn."""
 _SMALL_BATCH = 256
 """Batches of up to so many samples are all padded alike."""
+_AT_ONCE = 2048
+"""Samples of stacked workers that go through the net at once: many more would leave the cache."""
 
 
 @dataclass(frozen=True)
@@ -92,42 +94,42 @@ class LocalEngine:
         loss = torch.full((len(sizes),), float("nan"), dtype=self.dtype, device=self.device)
         batches = {row: num_batches(sizes[row], phase.amount, self.work.source) for row in rows}
         self.progress = Progress(total=sum(batches.values()))
-        # Workers with similar numbers of batches share a chunk, so that hardly any row waits for another.
-        order = sorted((row for row in rows if batches[row]), key=lambda row: (-self._width(row), -batches[row]))
-        alike = [list(same) for _, same in groupby(order, self._width)]
-        chunks = [same[k : k + self.chunk_size] for same in alike for k in range(0, len(same), self.chunk_size)]
+        widths = {row: narrowest(sizes[row], self.work.source.batch_size, _SMALL_BATCH) for row in rows if batches[row]}
 
         def train(rows: list[int]) -> None:
             work = self.work
             # Batches that no worker here can fill are as wide as they are padded to; their samples stay the same.
-            source = replace(work.source, batch_size=self._width(rows[0]))
+            source = replace(work.source, batch_size=widths[rows[0]])
             plan = schedule(work.train, rows, work.ids, phase, source, round, go_on=self.threads.go_on)
             with self._seed(phase.stream, rows[0], round):
                 self._fit_chunk(moved, tracked, loss, _Chunk(plan, phase, round))
 
-        self._each(train, chunks)
+        self._each(train, self._chunks(widths, batches))
         return Fit(moved, {**buffers, **select(tracked, phase.update)}, loss)
 
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
-        def score(row: int) -> tuple[Tensor, Tensor, Tensor]:
-            model = self._model(params, buffers, row)
-            here = shards.rows(row)
-            # In double precision, so that an accuracy over a few samples is recorded as exactly that fraction.
-            metric, loss, count = (torch.zeros((), dtype=torch.float64, device=self.device) for _ in range(3))
-            with torch.no_grad(), self._seed("evaluation", row):
-                for part in self._passes(here):
-                    y = shards.y[part]
-                    ones = torch.ones(len(y), dtype=self.dtype, device=self.device)
-                    weight = ones if shards.weight is None else shards.weight[part]
-                    output = model(shards.x.index_select(0, shards.index[part]))
-                    metric += (self.work.metric(output, y) * weight).sum(dtype=torch.float64)
-                    loss += (self.work.loss(output, y) * weight).sum(dtype=torch.float64)
-                    count += weight.sum(dtype=torch.float64)
-            return metric / count, loss / count, torch.tensor(here.stop - here.start)
+        # In double precision, so that an accuracy over a few samples is recorded as exactly that fraction.
+        sums = torch.zeros(3, shards.num_workers, dtype=torch.float64, device=self.device)
+        counts = dict(enumerate(shards.sizes))
+        widths = {row: narrowest(count, _FORWARD_BATCH[self.device.type]) for row, count in counts.items() if count}
 
-        scores = self._each(score, range(shards.num_workers))
-        columns = [torch.stack(column) for column in zip(*scores, strict=True)]
-        return Evaluation(*columns)
+        def score(rows: list[int]) -> None:
+            plan = in_widths(shards, rows, widths[rows[0]])
+            entries, inputs = self._drawn(shards, plan)
+            model, scores = self._replica(), (self.work.metric, self.work.loss)
+            with torch.no_grad(), self._seed("evaluation", rows[0]):
+                outputs = self.kernel.scoring(model, *_rows_of(model, params, buffers, self._index(plan.rows)))
+                for batch in self._batches(inputs, plan):
+                    active, width = batch.y.shape[:2]
+                    weight = batch.count.new_ones(active, width) if batch.weight is None else batch.weight
+                    if shards.weight is not None:
+                        weight = weight * shards.weight[entries[batch.step, :active, :width]]
+                    output, y = outputs(batch.x).flatten(0, 1), batch.y.flatten(0, 1)
+                    sums[:, plan.rows[:active]] += sums_of(scores, output, y, weight, sums.dtype)
+
+        self._each(score, self._chunks(widths, counts))
+        metric, loss, weight = sums
+        return Evaluation(metric / weight, loss / weight, torch.tensor(shards.sizes))
 
     def gradient(
         self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
@@ -163,24 +165,31 @@ class LocalEngine:
         each = self._each(one, range(train.num_workers))
         return {name: torch.stack([worker[k] for worker in each]) for k, name in enumerate(moving)}
 
+    def _chunks(self, widths: Mapping[int, int], batches: Mapping[int, int]) -> list[list[int]]:
+        """Rows that step together, all of one width.
+
+        What a worker's batches are padded to depends on that worker alone, so that its chunk changes no bit. Workers
+        with similar numbers of batches share a chunk, so that hardly any row waits for another.
+        """
+        order = sorted(widths, key=lambda row: (-widths[row], -batches[row]))
+        alike = {width: list(same) for width, same in groupby(order, lambda row: widths[row])}
+        sizes = {width: min(self.chunk_size, max(1, _AT_ONCE // width)) for width in alike}
+        return [same[k : k + sizes[width]] for width, same in alike.items() for k in range(0, len(same), sizes[width])]
+
     def _fit_chunk(self, moved: Params, tracked: Buffers, loss: Tensor, chunk: _Chunk) -> None:
         model, inputs = self._inputs(moved, tracked, chunk)
-        first, *others = chunk.plan.rows
-        # A slice trains one worker in place; several workers are copied together, and copied back below.
-        rows = torch.tensor([first, *others], device=self.device) if others else slice(first, first + 1)
-        params = {name: moved[name][rows] for name, _ in model.named_parameters()}
-        buffers = {name: tracked[name][rows] for name, _ in model.named_buffers() if name in tracked}
+        rows = self._index(chunk.plan.rows)
+        params, buffers = _rows_of(model, moved, tracked, rows)
         phase = _narrow(chunk.phase, rows, params)
         kernel = self.kernel(model, phase, params, buffers)
-        sums = torch.zeros(1 + len(others), dtype=self.dtype, device=self.device)
+        sums = torch.zeros(len(chunk.plan.rows), dtype=self.dtype, device=self.device)
         seen = torch.zeros_like(sums)
-        for batch in self._batches(inputs, chunk):
-            self.threads.go_on()
+        for batch in self._batches(inputs, chunk.plan):
             active = len(batch.count)
-            sums[:active] += kernel.step(batch)
+            sums[:active] += kernel.step(self._transformed(batch, chunk))
             seen[:active] += batch.count
             self.progress.done += active
-        if others:
+        if isinstance(rows, Tensor):
             for name, leaf in select(params, phase.update).items():
                 moved[name][rows] = leaf
             for name, leaf in buffers.items():
@@ -191,18 +200,16 @@ class LocalEngine:
         """The net to train and its inputs: while the representation is frozen, features computed once for the phase."""
         train, phase, plan = self.work.train, chunk.phase, chunk.plan
         model = self._replica()
-        drawn, counts = plan.side_by_side(slice(None), len(plan.rows))
-        entries = torch.from_numpy(drawn).to(self.device)
-        plain = _Inputs(train.x, train.index[entries], train.y[entries], counts)
+        drawn, plain = self._drawn(train, plan)
         frozen = "representation" not in phase.update and self.work.transform is None
         depth = cacheable_prefix(model, phase.frozen) if frozen else 0
         if depth == 0:
             return model, plain
         prefix, rest = cut(model, depth)
         set_modes(model, phase)
-        features, found, size = [], torch.empty_like(entries), 0
+        features, found, size = [], torch.empty_like(drawn), 0
         with torch.no_grad():
-            if not self.work.worth_caching(prefix(train.x[train.index[entries[0, 0, :1]]]).numel()):
+            if not self.work.worth_caching(prefix(train.x[train.index[drawn[0, 0, :1]]]).numel()):
                 return model, plain
             for column, row in enumerate(plan.rows):
                 point_at(model, params, buffers, row)
@@ -211,40 +218,47 @@ class LocalEngine:
                 chosen = train.index[used]
                 parts = self._passes(slice(0, len(used)))
                 features += [prefix(train.x.index_select(0, chosen[part])) for part in parts]
-                found[:, column] = size + torch.searchsorted(used, entries[:, column].contiguous())
+                found[:, column] = size + torch.searchsorted(used, drawn[:, column].contiguous())
                 size += len(used)
         return rest, replace(plain, pool=torch.cat(features), where=found)
 
-    def _batches(self, inputs: _Inputs, chunk: _Chunk) -> Iterator[Batch]:
+    def _drawn(self, shards: Shards, plan: Schedule) -> tuple[Tensor, _Inputs]:
+        """The entries [S, A, B] of a plan's batches, and the net's inputs there."""
+        drawn, counts = plan.side_by_side(slice(None), len(plan.rows))
+        entries = torch.from_numpy(drawn).to(self.device)
+        return entries, _Inputs(shards.x, shards.index[entries], shards.y[entries], counts)
+
+    def _index(self, rows: Sequence[int]) -> Tensor | slice:
+        """What takes the workers' rows out of a leaf: one worker's in place, several as a copy."""
+        return slice(rows[0], rows[0] + 1) if len(rows) == 1 else torch.tensor(rows, device=self.device)
+
+    def _batches(self, inputs: _Inputs, plan: Schedule) -> Iterator[Batch]:
         pool, where, labels, counts = inputs.pool, inputs.where, inputs.labels, inputs.counts
         steps, _, size = where.shape
         sizes = torch.from_numpy(counts).to(self.device)
         lengths, valid = sizes.to(self.dtype), torch.arange(size, device=self.device) < sizes.unsqueeze(-1)
-        bases = torch.from_numpy(chunk.plan.bases).to(self.device)
+        bases = torch.from_numpy(plan.bases).to(self.device)
         for s in range(steps):
+            self.threads.go_on()
             active = int((counts[s] > 0).sum())
             full = bool((counts[s, :active] == size).all())
             # A lone unpadded worker takes its batch at its true size; stacked ones share one width.
             width = size if self.kernel.padded else int(counts[s, 0])
             x = pool.index_select(0, where[s, :active, :width].reshape(-1)).view(active, width, *pool.shape[1:])
-            if self.work.transform is not None:
-                x = self._transformed(x, counts[s], chunk, s)
             weight = None if full or not self.kernel.padded else valid[s, :active].to(self.dtype)
             yield Batch(x, labels[s, :active, :width], weight, lengths[s, :active], bases[:active], s)
 
-    def _width(self, row: int) -> int:
-        """What a worker's batches are padded to: it depends on that worker alone, so that its chunk changes no bit."""
-        return narrowest(self.work.train.sizes[row], self.work.source.batch_size, _SMALL_BATCH)
-
-    def _transformed(self, x: Tensor, counts: np.ndarray, chunk: _Chunk, step: int) -> Tensor:
+    def _transformed(self, batch: Batch, chunk: _Chunk) -> Batch:
+        """The batch after the user's random change of its inputs, if there is one."""
         work = self.work
-        assert work.transform is not None
-        changed, stream = x.clone(), f"transform/{chunk.phase.stream}"
-        for k in range(len(x)):
+        if work.transform is None:
+            return batch
+        changed, stream = batch.x.clone(), f"transform/{chunk.phase.stream}"
+        for k, count in enumerate(batch.count.int().tolist()):
             worker = work.ids[chunk.plan.rows[k]]
-            rng = generator(work.source.seed, stream, worker=worker, round=chunk.round, epoch=step)
-            changed[k, : counts[k]] = work.transform(x[k, : counts[k]], rng)
-        return changed
+            rng = generator(work.source.seed, stream, worker=worker, round=chunk.round, epoch=batch.step)
+            changed[k, :count] = work.transform(batch.x[k, :count], rng)
+        return replace(batch, x=changed)
 
     def _seed(self, stream: str, row: int, round: int = 0) -> AbstractContextManager[None]:
         """For nets that draw from torch's own generator: make their draws a function of these and the seed."""
@@ -291,6 +305,12 @@ class LocalEngine:
         for start in range(rows.start, rows.stop, size):
             self.threads.go_on()
             yield slice(start, min(start + size, rows.stop))
+
+
+def _rows_of(model: Split, params: Params, buffers: Buffers, index: Tensor | slice) -> tuple[Params, Buffers]:
+    """Some workers' rows of what a net has."""
+    own = {name: params[name][index] for name, _ in model.named_parameters()}
+    return own, {name: buffers[name][index] for name, _ in model.named_buffers() if name in buffers}
 
 
 def _narrow(phase: Phase, rows: Tensor | slice, names: Collection[str]) -> Phase:

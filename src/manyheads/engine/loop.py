@@ -1,5 +1,6 @@
 """The plain kernel: one worker at a time through the module itself. Runs any net; other kernels are checked on it."""
 
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -39,3 +40,9 @@ class LoopKernel:
         with torch.no_grad():
             self.descent.step({name: g.unsqueeze(0) for name, g in zip(moving, gradients, strict=True)})
         return sums.detach()
+
+    @staticmethod
+    def scoring(model: Split, params: Params, buffers: Buffers) -> Callable[[Tensor], Tensor]:
+        point_at(model, params, buffers, 0)
+        model.eval()
+        return lambda x: model(x[0]).unsqueeze(0)

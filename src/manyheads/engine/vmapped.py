@@ -1,6 +1,8 @@
 """The general stacked kernel: any net without randomness of its own, through torch.func's vmap over workers."""
 
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -65,15 +67,31 @@ class VmapKernel:
         moving, constants = leading(self.descent.params, active), leading(self.phase.constants, active)
         # Statistics are written in place: on copies, so that a failed step leaves the rows as they were.
         others = leading(self.frozen, active) | clone(leading(self.buffers, active)) | supplied
-        try:
+        with _batchable():
             gradients, (_, (sums, statistics)) = vmap(grad_and_value(loss, has_aux=True))(
                 moving, others, batch.x, batch.y, weight, batch.count, constants
             )
-        except RuntimeError as error:
-            # Not every operation can be batched by vmap.
-            reason = str(error).partition(". ")[0]
-            raise UserError(f"engine 'batched' cannot run this net ({reason}): use 'loop'.") from error
         self.descent.step(gradients)
         for name, value in statistics.items():
             self.buffers[name][:active] = value
         return sums
+
+    @staticmethod
+    def scoring(model: Split, params: Params, buffers: Buffers) -> Callable[[Tensor], Tensor]:
+        net, tensors = twin(model).eval(), {**params, **buffers}
+
+        def outputs(x: Tensor) -> Tensor:
+            with _batchable():
+                return vmap(lambda own, x: functional_call(net, own, (x,)))(leading(tensors, len(x)), x)
+
+        return outputs
+
+
+@contextmanager
+def _batchable() -> Iterator[None]:
+    """Not every operation can be batched by vmap."""
+    try:
+        yield
+    except RuntimeError as error:
+        reason = str(error).partition(". ")[0]
+        raise UserError(f"engine 'batched' cannot run this net ({reason}): use 'loop'.") from error

@@ -1,9 +1,10 @@
 """What an engine works on: the net, the hosted workers' samples, and how a score is taken."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from manyheads.data.shards import Shards
@@ -42,3 +43,13 @@ class Workload:
         """Whether so many features per train sample do not take far more memory than the samples themselves."""
         room = max(_LARGEST_GROWTH * self.train.x.numel(), _ALWAYS_CACHED)
         return num_features * len(self.train.index) <= room
+
+
+def sums_of(scores: Sequence[Loss], output: Tensor, y: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Each score of outputs [samples, ...] summed along the last axis of their weights, and these, [1 + scores, ...].
+
+    ``weight``: [samples], or [workers, samples] of workers whose outputs follow each other; 0 for padding, which may
+    have a score that is infinite or NaN, and times 0 that would be NaN.
+    """
+    found = [(score(output, y).reshape(weight.shape) * weight).masked_fill(weight == 0, 0) for score in scores]
+    return torch.stack([*found, weight]).sum(-1, dtype=dtype)

@@ -15,6 +15,7 @@ from manyheads.engine.cuda_graphs.slots import Slot, Slots, Variant, jobs_of
 from manyheads.engine.phase import Loss
 from manyheads.engine.precision import Precision
 from manyheads.engine.schedule import in_widths, narrowest
+from manyheads.engine.workload import sums_of
 from manyheads.models.split import statistics
 from manyheads.tree import Buffers, Params, strip_prefix
 
@@ -96,10 +97,8 @@ class Scoring:
     @torch.no_grad()
     def _step(self, slot: Slot, width: int) -> None:
         x, here = self.sweep.samples(slot.cursor, width)
-        output, weight = functional_call(self.model, slot.leaves, (x,)), here["weight"]
-        # Padding may have a score that is infinite or NaN, which times 0 would be NaN.
-        scores = [(score(output, here["y"]) * weight).masked_fill(weight == 0, 0) for score in (self.metric, self.loss)]
-        slot.sums.add_(torch.stack([*scores, weight]).sum(1, dtype=slot.sums.dtype))
+        output, scores = functional_call(self.model, slot.leaves, (x,)), (self.metric, self.loss)
+        slot.sums.add_(sums_of(scores, output, here["y"], here["weight"], slot.sums.dtype))
         slot.cursor.add_(1)
 
 
