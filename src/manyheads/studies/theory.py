@@ -93,11 +93,15 @@ def excess(num_workers: int, seed: int) -> float:
     return float(0.5 * y.square().sum(1).mean() - lowest)
 
 
-def exponents(points: list[tuple[int, int, float]]) -> tuple[float, float]:
-    """The powers of N and K in the product that fits (N, K, mean of M) best, by least squares of logarithms."""
+def exponents(points: list[tuple[int, int, float]]) -> tuple[float, float, float]:
+    """The powers of N and K in the product that fits (N, K, mean of M) best, by least squares of logarithms.
+
+    Last, by what part of itself the product misses the worst of the points.
+    """
     n, k, m = np.log(np.array(points, float)).T
-    (_, of_n, of_k), *_ = np.linalg.lstsq(np.stack([np.ones_like(n), n, k], 1), m, rcond=None)
-    return float(of_n), float(of_k)
+    terms = np.stack([np.ones_like(n), n, k], 1)
+    fitted, *_ = np.linalg.lstsq(terms, m, rcond=None)
+    return float(fitted[1]), float(fitted[2]), float(np.abs(np.expm1(m - terms @ fitted)).max())
 
 
 def _grid(size: Size) -> list[Trial]:
@@ -142,10 +146,11 @@ def _report(results: Results, report: Report) -> None:
     lipschitz = max(smoothness(max(counts), seed) for seed in results.values("seed"))
     gap = np.mean([excess(max(counts), seed) for seed in results.values("seed")])
     report.parts.append(
-        f"A quadratic problem of {_INPUTS} inputs and {_OUTPUTS} outputs, {_SAMPLES} samples a worker, τ = {_TAU}, "
-        f"mini-batches of {_BATCH}. L = {lipschitz:.3g}; f at the start lies {gap:.3g} above its minimum. The largest "
-        f"β is {(max(counts) / min(totals)) ** 0.5:.2f}, where 1/L = {1 / lipschitz:.2f}. The powers of N and K are "
-        "fitted to the means over K rounds; Corollary 1 claims −0.5 for both in M, if K is large enough for the graph."
+        f"DePRL on a quadratic problem of {_INPUTS} inputs and {_OUTPUTS} outputs, {_SAMPLES} samples a worker, "
+        f"τ = {_TAU}, mini-batches of {_BATCH}. L = {lipschitz:.3g}; f at the start lies {gap:.3g} above its minimum. "
+        f"The largest β is {(max(counts) / min(totals)) ** 0.5:.2f}, where 1/L = {1 / lipschitz:.2f}. The powers of N "
+        "and K are fitted to the means over K rounds; *off by up to* is how far the fit misses the worst of them. "
+        "Corollary 1 claims −0.5 for both in M, if K is large enough for the graph."
     )
     fits, numbers = [], []
     for graph in results.values("graph"):
@@ -163,7 +168,7 @@ def _report(results: Results, report: Report) -> None:
         fits.append([graph, "M without its consensus term", *_powers([(n, k, m - c) for n, k, m, c in found])])
         report.parts.append(f"On the graph {graph}:")
         report.add_picture(_drawn(graph, [row[:3] for row in found]))
-    report.add_table(["graph", "mean of", "power of N", "power of K"], fits)
+    report.add_table(["graph", "mean of", "power of N", "power of K", "off by up to"], fits)
     report.add_csv(["graph", "workers", "rounds", "mean_m", "mean_consensus", "mean_m_times_sqrt_nk"], numbers)
 
 
@@ -183,7 +188,8 @@ def _drawn(name: str, points: list[tuple[int, int, float]]) -> Picture:
 
 
 def _powers(points: list[tuple[int, int, float]]) -> list[str]:
-    return [f"{power:+.2f}".replace("-", "−") for power in exponents(points)]
+    *powers, off = exponents(points)
+    return [*(f"{power:+.2f}".replace("-", "−") for power in powers), f"{100 * off:.0f} %"]
 
 
 def _centred(values: Tensor) -> Tensor:
