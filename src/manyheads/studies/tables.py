@@ -164,7 +164,7 @@ def _numbers(place: Place, ours: Stat | None, paper: Cell | None, results: Resul
     return [*place, *theirs, mean, deviation, count, gap, *(in_percent(stat)[0] for stat in others)]
 
 
-_AGREES, _LEVEL, _DIFFERS = "as in the paper", "level to a tenth of a point", "the other way round"
+_AGREES, _LEVEL, _DIFFERS = "as in the paper", "level in either to a tenth of a point", "the other way round"
 
 
 def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Mapping[Place, Cell]) -> None:
@@ -180,7 +180,7 @@ def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Map
             ahead, behind = sorted((one, other), key=means.__getitem__, reverse=True)
             lead = _lead(means[ahead], means[behind])
             theirs = paper[ahead].accuracy - paper[behind].accuracy
-            order = _LEVEL if lead == 0 else _AGREES if theirs > 0 else _DIFFERS
+            order = _LEVEL if 0 in (lead, round(theirs, 1)) else _AGREES if theirs > 0 else _DIFFERS
             counts.setdefault(data, Counter())[order] += 1
             if order == _DIFFERS:
                 pair = f"{title_of(ahead.algorithm)} over {title_of(behind.algorithm)}"
