@@ -17,6 +17,7 @@ def test_a_single_number_of_head_epochs_makes_no_picture(tmp_path: Path, records
             records_lab.write(records, trial)
     text = get_study("tau").write(size, records, tmp_path).read_text()
     assert text.count("| 2 | 50.0 | 80.0 |") == 2
+    assert "On a ring, FedRep with a server; Dirichlet 0.3." in text
     assert [path.name for path in tmp_path.glob("*.svg")] == ["tau-mobiact.svg"]
 
 

@@ -17,6 +17,6 @@ def test_a_picture_for_each_control_that_was_run(tmp_path: Path, records_lab: Si
             records_lab.write(records, trial)
     page = get_study("consensus").write(PAPER, records, tmp_path).read_text()
     assert "(consensus-cifar10.svg)" in page and "(consensus-mobiact-random-heads.svg)" in page
-    assert "constant-rate.svg" not in page
+    assert "constant-rate.svg" not in page and "DePRL on a ring" in page
     rows = [line.split(" | ")[1:4] for line in page.splitlines() if line.startswith("| MobiAct")]
     assert rows == [["0.1", "as read", "2"], ["0.1", "random heads", "1"]]

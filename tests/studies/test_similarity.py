@@ -26,4 +26,5 @@ def test_heads_may_follow_the_data_and_representations_be_one(tmp_path: Path, re
     page = study.write(QUICK, records, tmp_path).read_text()
     rows = {row[1].strip(): row[3].strip() for row in (line.split("|") for line in page.splitlines() if "|" in line)}
     assert (rows["data"], rows["heads"], rows["representations"]) == ("1.000", "1.000", "all alike")
+    assert "DePRL, digits, Dirichlet 0.3, random graph: cosines" in page, "whose they are"
     assert "heads: cosines of" in page and (tmp_path / "similarity-representations.svg").exists()

@@ -95,6 +95,7 @@ def test_report(tmp_path: Path, records_lab: SimpleNamespace) -> None:
             metrics.write_text(metrics.read_text().replace('"train_loss": ', '"train_loss": 9'))
     page = get_study("speedup").write(size, records, tmp_path).read_text()
     assert "±" not in page, "no cell has one"
+    assert "DePRL on a ring, Dirichlet 0.3: in each round" in page
     # The made-up losses do not depend on the number of workers.
     last = (tmp_path / "speedup.csv").read_text().splitlines()[-1].split(",")
     assert (last[3:6], float(last[6])) == (["growing", "32", "4"], 0.5)

@@ -23,8 +23,8 @@ _LOSS = Axis("train loss", lambda value: f"{value:.3f}")
 
 def _loss(results: Results, report: Report) -> None:
     report.parts.append(
-        "DePRL's train loss: the loss of each worker over all its samples after the round's local training, mean "
-        f"over workers. {BANDS}"
+        f"DePRL on a ring, Dirichlet {DIRICHLET:g}: the loss of each worker over all its samples after the round's "
+        f"local training, mean over workers. {BANDS}"
     )
     for data in results.values("data"):
         lines = [
@@ -71,7 +71,8 @@ def _workers_grid(size: Size) -> list[Trial]:
 
 def _accuracy_by(key: str, label: str, results: Results, report: Report) -> None:
     report.parts.append(
-        f"{BANDS} A line uses only the seeds that all its points share, so it may differ from the table."
+        f"On a ring, FedRep with a server; Dirichlet {DIRICHLET:g}. {BANDS} A line uses only the seeds that all its "
+        "points share, so it may differ from the table."
     )
     numbers: list[list[Any]] = []
     colours = own_colours()

@@ -34,7 +34,7 @@ def _grid(size: Size) -> list[Trial]:
 
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
-        "(1/N) Σ |φᵢ − φ̄|² after mixing, on a ring. *As read*, solid in the pictures: the rate falls from "
+        "DePRL on a ring: (1/N) Σ |φᵢ − φ̄|² after mixing. *As read*, solid in the pictures: the rate falls from "
         "round to round, and all heads start equal. Dashed: the same with the first rate kept constant, or with every "
         f"head drawn by itself. {BANDS}"
     )

@@ -7,21 +7,25 @@ import numpy as np
 
 from manyheads.report.numbers import correlation, off_diagonal
 from manyheads.report.pictures import colour_ends, similarity_map
+from manyheads.studies.published import data_title
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
 
+_DIRICHLET = 0.3
+
 
 def _grid(size: Size) -> list[Trial]:
     (data,) = size.data("cifar100")
-    return [size.trial("deprl", data, 0.3, graph="random", seed=size.seeds[0], similarity=True)]
+    return [size.trial("deprl", data, _DIRICHLET, graph="random", seed=size.seeds[0], similarity=True)]
 
 
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
-        "Cosines between every two workers. The paper's claim: heads follow the data, representations agree. "
-        "*Heads follow the data* is the correlation of the two maps off their diagonals. In the pictures rows and "
-        "columns are workers, and the scale covers pairs of different workers; the diagonal is always 1."
+        f"DePRL, {data_title(results.trials[0].data)}, Dirichlet {_DIRICHLET:g}, random graph: cosines between every "
+        "two workers in the end. The paper's claim: heads follow the data, representations agree. Correlations are of "
+        "two maps off their diagonals. In the pictures rows and columns are workers, and the scale covers pairs of "
+        "different workers; the diagonal is always 1."
     )
     for run in results.runs():
         maps = run.similarity

@@ -124,11 +124,11 @@ def _steps_grid(size: Size) -> list[Trial]:
 def _speedup(results: Results, report: Report) -> None:
     batches = vars(results.trials[0].experiment.algorithm)["body_steps"]
     report.parts.append(
-        f"DePRL on a ring: in each round every worker trains its representation on {counted(batches, 'mini-batch')} "
-        "and its head on twice as many, whatever the number of workers; constant rates without momentum. *Target*: the "
-        "lowest value that every number of workers reaches, in the mean over the seeds they share; a measure that some "
-        "never bring below its first value has no target. *Linear*: the rounds of 4 workers, divided by the factor in "
-        "workers."
+        f"DePRL on a ring, Dirichlet {DIRICHLET:g}: in each round every worker trains its representation on "
+        f"{counted(batches, 'mini-batch')} and its head on twice as many, whatever the number of workers; constant "
+        "rates without momentum. *Target*: the lowest value that every number of workers reaches, in the mean over the "
+        "seeds they share; a measure that some never bring below its first value has no target. *Linear*: the rounds "
+        "of 4 workers, divided by the factor in workers."
     )
     rows = []
     for data, (measure, meaning) in product(results.values("data"), _MEASURES.items()):
