@@ -62,6 +62,8 @@ def test_a_failure_does_not_stop_the_others_and_a_second_call_does_only_what_is_
     [
         (RuntimeError("mat1 and mat2"), "RuntimeError, as shown above."),
         (torch.OutOfMemoryError("CUDA out of memory"), "it does not fit into the device's memory."),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "it does not fit into the device's memory."),
+        (MemoryError(), "it does not fit into the device's memory."),
     ],
 )
 def test_a_crash_costs_one_run(

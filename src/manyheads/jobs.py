@@ -21,7 +21,7 @@ import torch
 from manyheads.data import load
 from manyheads.data.federation import saved_data_digest
 from manyheads.derived import pick_device
-from manyheads.errors import Diverged, UserError
+from manyheads.errors import Diverged, UserError, is_out_of_memory
 from manyheads.experiment import Experiment, Runtime
 from manyheads.machine import cores
 from manyheads.record import Record
@@ -100,11 +100,12 @@ def to_the_end(number: int, news: Generator[News]) -> Generator[News]:
         yield from news
     except UserError as error:
         yield News(number, "failed", error=str(error), diverged=isinstance(error, Diverged))
-    except torch.OutOfMemoryError:
-        yield News(number, "failed", error="it does not fit into the device's memory.")
     except Exception as error:
-        traceback.print_exc()
-        yield News(number, "failed", error=f"{type(error).__name__}, as shown above.")
+        why = "it does not fit into the device's memory."
+        if not is_out_of_memory(error):
+            traceback.print_exc()
+            why = f"{type(error).__name__}, as shown above."
+        yield News(number, "failed", error=why)
 
 
 def _run(number: int, job: Job, runtime: Runtime) -> Generator[News]:
