@@ -14,7 +14,7 @@ from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment
 from manyheads.own_code import PYTHON
 from manyheads.recipes import follow_from_data, follow_from_others
-from manyheads.report.collect import Finished, find_runs
+from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.report.naming import shown, slugs, words
 from manyheads.topology import parse_graph
 from manyheads.units import short
@@ -67,10 +67,8 @@ class Comparison:
     """Rates that were chosen for each algorithm by itself."""
     by_data: tuple[str, ...]
     """Options that follow from the data set, if there are several data sets."""
-    unfinished: int
-    repeated: int
-    parted: tuple[str, ...]
-    """The directories of sites that ended their run without the others, within the folder."""
+    found: Found
+    """All that lay under the folder."""
 
     @cached_property
     def runs(self) -> tuple[Finished, ...]:
@@ -130,15 +128,15 @@ class Comparison:
     @property
     def remarks(self) -> list[str]:
         """What was left out, a line each."""
-        damaged = sum(run.damaged for run in self.runs)
+        here, damaged = self.found, sum(run.damaged for run in self.runs)
         said = [
-            (self.unfinished, "unfinished run is left out", "unfinished runs are left out"),
-            (self.repeated, "run is left out: its experiment is here twice", "runs are left out: repeated experiments"),
+            (here.unfinished, "unfinished run is left out", "unfinished runs are left out"),
+            (here.repeated, "run is left out: its experiment is here twice", "runs are left out: repeated experiments"),
             (damaged, "damaged line of a run's metrics is skipped", "damaged lines of the runs' metrics are skipped"),
         ]
         counted = [f"{count} {one if count == 1 else many}." for count, one, many in said if count]
         alone = "is left out: it ended without the sites whose result is shown. Report on it separately."
-        return [*counted, *(f"{place} {alone}" for place in self.parted)]
+        return [*counted, *(f"{_within(self.folder, path)} {alone}" for path in here.parted)]
 
 
 def open_comparison(folder: Path, among: Collection[Path] | None = None) -> Comparison:
@@ -189,9 +187,7 @@ def open_comparison(folder: Path, among: Collection[Path] | None = None) -> Comp
         shared={name: _common(runs, name) for name in names if name not in varying},
         apart=tuple(name for name in free if name not in grid),
         by_data=tuple(name for name in varying if name in by_data),
-        unfinished=found.unfinished,
-        repeated=found.repeated,
-        parted=tuple(_within(folder, path) for path in found.parted),
+        found=found,
     )
 
 
