@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -219,12 +220,7 @@ def latest_round(folder: Path) -> int:
 
 def covers(blocks: Iterable[range], num_workers: int) -> bool:
     """Whether blocks in ascending order hold every worker once."""
-    end = 0
-    for workers in blocks:
-        if workers.start != end:
-            return False
-        end = workers.stop
-    return end == num_workers
+    return [*chain(*blocks)] == [*range(num_workers)]
 
 
 def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:

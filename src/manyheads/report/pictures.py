@@ -4,6 +4,7 @@ import itertools
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -309,26 +310,15 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     blocks: list[list[float]] = []
     for rank, i in enumerate(order):
         blocks.append([values[i] - rank * gap])
-        while len(blocks) > 1 and _mean(blocks[-2]) >= _mean(blocks[-1]):
+        while len(blocks) > 1 and fmean(blocks[-2]) >= fmean(blocks[-1]):
             blocks[-2:] = [blocks[-2] + blocks[-1]]
-    moved = [_mean(block) for block in blocks for _ in block]
-    places = [0.0] * len(values)
-    for rank, i in enumerate(order):
-        places[i] = moved[rank] + rank * gap
-    return places
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    moved = [fmean(block) for block in blocks for _ in block]
+    return [moved[rank] + rank * gap for rank in map(order.index, range(len(values)))]
 
 
 def _below(places: list[float], gap: float) -> list[float]:
     """Places at least ``gap`` apart, pushed down to leave the room above 1 to the title."""
-    places, ceiling = list(places), 1.0
-    for i in sorted(range(len(places)), key=places.__getitem__, reverse=True):
-        places[i] = min(places[i], ceiling)
-        ceiling = places[i] - gap
-    return places
+    return [min(place, 1 - gap * sum(other > place for other in places)) for place in places]
 
 
 def _hovered(axes: "Axes", line: Line, x: Axis, y: Axis) -> list[tuple[float, float, str]]:
