@@ -96,7 +96,8 @@ class Context:
 
     def participants(self, round: int, fraction: float) -> np.ndarray:
         """Who takes part in a server round, [N] bool: at least one of those present, drawn anew each round."""
-        count = max(1, round_half_up(fraction * self.network.num_workers))
+        # Halves upwards, where round() would go to the even number.
+        count = max(1, int(fraction * self.network.num_workers + 0.5))
         order = generator(self.seed, "participation", round=round).permutation(self.network.num_workers)
         present = self.network.present(round)
         chosen = np.zeros(self.network.num_workers, dtype=bool)
@@ -252,11 +253,6 @@ class Algorithm(ABC):
     def models(self, state: State, ctx: Context) -> State:
         """What each worker would deploy."""
         return state
-
-
-def round_half_up(x: float) -> int:
-    """The nearest whole number, halves upwards."""
-    return int(np.floor(x + 0.5))
 
 
 def merge(state: State, new: Params) -> State:

@@ -191,26 +191,18 @@ class _Dtype:
         pass
 
 
-def _make_array(kind: object, shape: object, typecode: object) -> _Array:
-    return _Array()
-
-
 def _make_dtype(code: str | bytes, align: object, copy: object) -> _Dtype:
     if code not in ("u1", b"u1"):
         raise pickle.UnpicklingError(f"an array of {code!r} where bytes belong")
     return _Dtype()
 
 
-def _make_bytes(text: str, encoding: str) -> bytes:
-    return text.encode("latin1")
-
-
 _ALLOWED: dict[tuple[str, str], Callable[..., object]] = {
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _make_dtype,
-    ("numpy.core.multiarray", "_reconstruct"): _make_array,
-    ("numpy._core.multiarray", "_reconstruct"): _make_array,
-    ("_codecs", "encode"): _make_bytes,
+    ("numpy.core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("numpy._core.multiarray", "_reconstruct"): lambda *_: _Array(),
+    ("_codecs", "encode"): lambda text, _: text.encode("latin1"),
 }
 
 

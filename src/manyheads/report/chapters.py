@@ -65,11 +65,6 @@ class _Drawn:
     slug: str = ""
     """What the names of a system's own pictures contain."""
 
-    @property
-    def silent(self) -> bool:
-        """Whether the workers exchange nothing."""
-        return self.runs[0].options["graph"] == "none"
-
 
 def of_setting(comparison: Comparison, setting: int) -> list[Chapter]:
     """The chapters of one point of the grid."""
@@ -168,7 +163,7 @@ def _graphs(name: str, comparison: Comparison, drawn: Sequence[_Drawn]) -> Chapt
         if found:
             run, mixing = line.runs[0], steady_mixing(line.runs[0])
             graph = run.options["graph"]
-            title = f"{line.label}, {'no exchange' if line.silent else shown(graph)}"
+            title = f"{line.label}, {'no exchange' if graph == 'none' else shown(graph)}"
             links = edges(mixing) if run.on_graph else []
             most = max(most, len(links))
             args = (positions(mixing), links, found, limits, show)
