@@ -55,15 +55,11 @@ class Federation:
         cell = _worker_of_entry(self.train) * self.num_classes + self.train.y
         return torch.bincount(cell, minlength=cells).view(len(self.ids), self.num_classes)
 
-    def majority_floor(self) -> float | None:
-        """What always answering the most frequent train class would score, averaged over workers with test samples.
-
-        None in a regression, and when nobody has test samples.
-        """
-        return None if self.num_classes is None else mean_floor(self.majority_floors())
-
     def majority_floors(self) -> Tensor:
-        """The floor of each worker, [W] in double precision; NaN: it has no test samples."""
+        """What always answering its most frequent train class would score each worker, [W] in double precision.
+
+        NaN: it has no test samples.
+        """
         assert self.class_counts is not None, "a regression has no classes"
         worker = _worker_of_entry(self.test)
         hit = (self.test.y == self.class_counts.argmax(1)[worker]).double()
@@ -187,7 +183,7 @@ def describe(federation: Federation) -> list[tuple[str, str]]:
         if len(shards.index)
     ]
     if federation.class_counts is not None:
-        counts, floor = federation.class_counts.double(), federation.majority_floor()
+        counts, floor = federation.class_counts.double(), mean_floor(federation.majority_floors())
         share = float((counts.amax(1) / counts.sum(1)).mean())
         present = float((counts > 0).sum(1).double().mean())
         lines += [
