@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isnan
 from typing import Any
 
+from manyheads.topology import brief
 from manyheads.units import counted, human_bytes, human_seconds, no_finer, short
 
 _NOTHING = "–"
@@ -13,8 +14,6 @@ _NOTHING = "–"
 
 def headline(title: str, options: Mapping[str, Any]) -> str:
     """What a run is, in a line: the algorithm's title and the main options of a complete experiment."""
-    from manyheads.topology import brief
-
     graph = "no graph" if options["graph"] == "none" else brief(options["graph"])
     workers, rounds = options["workers"], options["rounds"]
     trains = f"{options['split']}, {graph}, {options['model']}, {counted(rounds, 'round')}"

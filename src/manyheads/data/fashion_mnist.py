@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
@@ -93,6 +94,4 @@ def parse_idx(path: Path, content: bytes) -> np.ndarray:
 
 def _framed(images: np.ndarray) -> Tensor:
     """[samples, 28, 28] bytes -> [samples, 1, 32, 32] float32."""
-    x = torch.zeros(len(images), 1, 32, 32)
-    x[:, 0, 2:-2, 2:-2] = torch.from_numpy(images)
-    return x
+    return F.pad(torch.from_numpy(images).unsqueeze(1), (2, 2, 2, 2)).float()

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -44,9 +44,9 @@ class Shards:
         """The shards of some workers, in the order given."""
         keep = [torch.arange(self.offsets[w], self.offsets[w + 1]) for w in workers]
         entries = torch.cat(keep) if keep else torch.empty(0, dtype=torch.int64)
-        ends = torch.tensor([0] + [len(k) for k in keep]).cumsum(0).tolist()
+        offsets = tuple(accumulate(map(len, keep), initial=0))
         weight = None if self.weight is None else self.weight[entries]
-        return Shards(self.x, self.index[entries], self.y[entries], tuple(ends), weight)
+        return Shards(self.x, self.index[entries], self.y[entries], offsets, weight)
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> "Shards":
         """The same shards with float tensors in ``dtype``, all on ``device``."""

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from functools import reduce
+from itertools import takewhile
 from operator import add
 from typing import Literal
 
@@ -160,7 +161,7 @@ def cacheable_prefix(net: Split, frozen: Literal["train", "eval"]) -> int:
         layers = {f"representation.{name}": layer for name, layer in children(body).items()}
     if frozen == "eval":
         return len(layers)
-    return [*(_varies(net, name, layer) for name, layer in layers.items()), True].index(True)
+    return len([*takewhile(lambda item: not _varies(net, *item), layers.items())])
 
 
 def cut(net: Split, depth: int) -> tuple[nn.Module, Split]:

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from manyheads.algorithms import find_algorithm
 from manyheads.data import is_own_file
@@ -57,9 +59,6 @@ class Finished:
     @cached_property
     def similarity(self) -> dict[str, np.ndarray]:
         """Cosines between the workers, [N, N] each, of those that were kept."""
-        from safetensors import SafetensorError
-        from safetensors.numpy import load_file
-
         path = self.path / SIMILARITY
         try:
             maps = load_file(path) if path.exists() else {}

@@ -49,7 +49,7 @@ _METRIC = (int, float, NoneType)
 """null: it was not finite."""
 _RECORD = {
     **{
-        spec.name: {int: int, str: str}.get(spec.type, _METRIC)
+        spec.name: spec.type if spec.type in (int, str) else _METRIC
         for spec in fields(Record)
         if spec.name != "round" and spec.default is spec.default_factory is MISSING
     },

@@ -39,8 +39,8 @@ class Report:
 
     def add_csv(self, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """Numbers to compute with."""
-        plain = ([_plain(value) for value in row] for row in rows)
-        self.files[f"{self.name}.csv"] = csv_text(header, plain).encode()
+        short = ([f"{value:.6g}" if isinstance(value, float) else value for value in row] for row in rows)
+        self.files[f"{self.name}.csv"] = csv_text(header, short).encode()
 
     def add_picture(self, picture: Picture) -> None:
         """A picture in the page."""
@@ -143,9 +143,3 @@ def _machine(run: Finished) -> str:
     runtime = run.summary.get("runtime", {})
     device, torch = runtime.get("device", "an unknown device"), runtime.get("torch", "?")
     return f"{device} ({run.options.get('precision')}, engine {runtime.get('engine', '?')}, torch {torch})"
-
-
-def _plain(value: Any) -> Any:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else value

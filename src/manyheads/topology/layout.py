@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from manyheads.topology.graphs import grid_shape
+from manyheads.topology.graphs import distinct, grid_shape
 from manyheads.topology.rows import Mixing
 
 MOST_SPRINGS = 400
@@ -14,7 +14,7 @@ def edges(mixing: Mixing, round: int = 0) -> list[tuple[int, int]]:
     rows = mixing.rows(round)
     low, high = np.minimum(rows.receivers, rows.columns), np.maximum(rows.receivers, rows.columns)
     # A pair as one number: that is sorted many times faster.
-    pairs = np.unique((low * mixing.num_workers + high)[low < high])
+    pairs = distinct((low * mixing.num_workers + high)[low < high])
     return [divmod(pair, mixing.num_workers) for pair in pairs.tolist()]
 
 
