@@ -133,15 +133,13 @@ def connected(num_workers: int, receiver: np.ndarray, sender: np.ndarray) -> boo
 
 def steps_from_first(num_workers: int, to: np.ndarray, start: np.ndarray) -> np.ndarray:
     """How many links away from worker 0 each worker is, [workers]; -1: out of reach. Every link is followed once."""
-    to, offsets = to[np.argsort(start, kind="stable")], np.zeros(num_workers + 1, dtype=np.int64)
-    np.cumsum(np.bincount(start, minlength=num_workers), out=offsets[1:])
+    ends = np.bincount(start, minlength=num_workers).cumsum()
+    linked = np.split(to[np.argsort(start, kind="stable")], ends[:-1])
     steps = np.full(num_workers, -1)
     steps[0], done, newest = 0, 0, np.zeros(1, dtype=np.int64)
     while len(newest):
         done += 1
-        counts = offsets[newest + 1] - offsets[newest]
-        links = np.repeat(offsets[newest] - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
-        reached = to[links]
+        reached = np.concatenate([linked[worker] for worker in newest])
         newest = distinct(reached[steps[reached] < 0])
         steps[newest] = done
     return steps

@@ -83,8 +83,7 @@ def sparse_rows(receiver: np.ndarray, sender: np.ndarray, weight: np.ndarray, pr
     receivers = np.concatenate([receiver, everyone])
     columns = np.concatenate([sender, everyone])
     order = np.argsort(receivers * num_workers + columns, kind="stable")
-    offsets = np.zeros(num_workers + 1, dtype=np.int64)
-    np.cumsum(np.bincount(receivers, minlength=num_workers), out=offsets[1:])
+    offsets = np.append(0, np.bincount(receivers).cumsum())
     return Rows(offsets, columns[order], np.concatenate([weight, diagonal])[order], present)
 
 
