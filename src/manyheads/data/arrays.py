@@ -178,8 +178,10 @@ def _parts(
     inputs, targets = _samples(where, x, y)
     who = None if user is None else _users(where, "user", user, len(inputs))
     if x_test is None and y_test is None and user_test is None:
-        test = None if split is None else _is_test(where, split, len(inputs))
-        return _pools(inputs, targets, None if who is None else _numbered(who), test)
+        users = None if who is None else _numbered(who)
+        test = hold_out(targets, users) if split is None else _is_test(where, split, len(inputs))
+        train, held = ((inputs[at], targets[at], None if users is None else users[at]) for at in (~test, test))
+        return train, held
     if split is not None:
         raise UserError(f"{where} has split, and a test part (x_test, y_test or user_test) beside it: leave one out.")
     inputs_test, targets_test = _samples(f"{where}: the test part", x_test, y_test)
@@ -190,16 +192,6 @@ def _parts(
         raise UserError(f"{where} names users in one part only: give user and user_test, or neither.")
     train, test = _numbered(np.concatenate([who, who_test])).split([len(who), len(who_test)])
     return (inputs, targets, train), (inputs_test, targets_test, test)
-
-
-def _pools(x: Tensor, y: Tensor, user: Tensor | None, test: Tensor | None) -> tuple[_Pool, _Pool]:
-    """Samples divided into train and test by a mask, or by ``hold_out``."""
-    chosen = hold_out(y, user) if test is None else test
-
-    def part(rows: Tensor) -> _Pool:
-        return x[rows], y[rows], None if user is None else user[rows]
-
-    return part(~chosen), part(chosen)
 
 
 def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:

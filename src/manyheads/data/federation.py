@@ -71,13 +71,8 @@ class Federation:
 
     def take(self, workers: Sequence[int]) -> "Federation":
         """The same federation with the shards of some rows only, in the order given."""
-        return replace(
-            self,
-            ids=tuple(self.ids[w] for w in workers),
-            train=self.train.take(workers),
-            validation=self.validation.take(workers),
-            test=self.test.take(workers),
-        )
+        parts = {part: shards.take(workers) for part, shards in self._parts().items()}
+        return replace(self, ids=tuple(self.ids[w] for w in workers), **parts)
 
     def indices(self) -> dict[str, Tensor]:
         """Who holds what, without the pools, in the smallest types: ``ids``, ``train.index``, ``train.y``, ..."""
