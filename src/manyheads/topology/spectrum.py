@@ -109,11 +109,9 @@ def _first_of_shifted(rows: Rows) -> np.ndarray | None:
     num_workers, degrees = rows.num_workers, np.diff(rows.offsets)
     if (degrees != degrees[0]).any():
         return None
-    distances = ((rows.columns - rows.receivers) % num_workers).reshape(num_workers, -1)
-    ascending = np.argsort(distances)
-    distances, weights = (
-        np.take_along_axis(entries, ascending, 1) for entries in (distances, rows.weights.reshape(num_workers, -1))
-    )
+    distances = (rows.columns - rows.receivers) % num_workers
+    ascending = np.lexsort((distances, rows.receivers))
+    distances, weights = (entries[ascending].reshape(num_workers, -1) for entries in (distances, rows.weights))
     if (distances != distances[0]).any() or (weights != weights[0]).any():
         return None
     first = np.zeros(num_workers)
