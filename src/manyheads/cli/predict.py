@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor, nn
 
+    from manyheads.data.pixels import Pixels
     from manyheads.store import Run
 
 USAGE = "manyheads predict RUN --worker K --data FILE [--out FILE]"
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> None:
     import numpy as np
 
     from manyheads.cli.terminal import waiting
+    from manyheads.data.pixels import Pixels
     from manyheads.files import disk_errors, replacing
     from manyheads.store import Run
 
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
             f"{args.data}: samples are {list(x.shape[1:])}, but the net takes {wanted}: give x [samples, ...] of"
             " that shape."
         )
-    inputs = _inputs(x, described, args.data)
+    inputs = _inputs(x, Pixels(**described["pixels"]) if described["pixels"] else None, args.data)
     # Progress goes to stderr, as a script may read the classes from stdout.
     with redirect_stdout(sys.stderr), waiting(f"predicting {counted(len(x), 'sample')}"):
         outputs = _outputs(net, inputs)
@@ -111,24 +113,20 @@ def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
     return samples, arrays.get("y")
 
 
-def _inputs(x: "Tensor", described: dict[str, Any], path: Path) -> "Tensor":
+def _inputs(x: "Tensor", pixels: "Pixels | None", path: Path) -> "Tensor":
     """Bytes converted as for the run's own inputs; other numbers as they are."""
-    from manyheads.data.pixels import Pixels
-
-    how = described["pixels"]
     if x.is_floating_point():
-        if how is not None and not Pixels(**how).can_give(x):
+        if pixels is not None and not pixels.can_give(x):
             raise UserError(
-                f"{path}: x goes up to {x.abs().max():g}, but bytes become inputs as {Pixels(**how)}: give x as bytes"
-                " (uint8), or as such inputs."
+                f"{path}: x goes up to {x.abs().max():g}, but bytes become inputs as {pixels}: give x as bytes (uint8),"
+                " or as such inputs."
             )
         return x
-    if how is None:
+    if pixels is None:
         raise UserError(
             f"{path}: x holds bytes, but the net was not trained on bytes: give x as floats like its train samples."
         )
-    pixels, highest = Pixels(**how), int(x.max())
-    if highest > pixels.scale:
+    if (highest := int(x.max())) > pixels.scale:
         raise UserError(
             f"{path}: x goes up to {highest}, but the net's pixels go from 0 to {pixels.scale}: give x in that range."
         )
