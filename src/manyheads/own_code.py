@@ -71,11 +71,7 @@ def _unwrapped(value: Any) -> Any:
 
 def _of_class(kind: type) -> Iterator[Any]:
     for name, value in sorted(vars(kind).items()):
-        if isinstance(value, property):
-            held = [value.fget, value.fset]
-        else:
-            held = [_unwrapped(value)]
-        for each in held:
+        for each in (value.fget, value.fset) if isinstance(value, property) else (_unwrapped(value),):
             if isinstance(each, FunctionType):
                 yield [name, *_of_function(each)]
         if isinstance(value, _PLAIN) and not name.startswith("__"):

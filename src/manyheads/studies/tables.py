@@ -38,10 +38,8 @@ def _grid(table: int, size: Size) -> list[Trial]:
     make = _new_workers if table in (2, 4) else _workers
     trials = [make(place, seed, size) for place in places for seed in size.seeds]
     # New workers on the same run come one after another, so that its weights are kept only for that long.
-    order: dict[str, int] = {}
-    for trial in trials:
-        order.setdefault(trial.source.name, len(order))
-    return sorted(trials, key=lambda trial: order[trial.source.name])
+    order = list(dict.fromkeys(trial.source.name for trial in trials))
+    return sorted(trials, key=lambda trial: order.index(trial.source.name))
 
 
 def _workers(place: Place, seed: int, size: Size) -> Trial:
