@@ -179,6 +179,14 @@ def test_logarithmic_axes_say_so_and_have_some_ticks():
     assert "consensus error, log scale" in shown and {"0.05", "0.1", "0.2"} <= set(shown)
 
 
+@pytest.mark.parametrize(("low", "high"), [(0.82, 1.3), (9, 11), (80, 120), (0.6, 1.6), (1.05, 2.9)])
+def test_short_logarithmic_axes_have_two_ticks_or_more(low: float, high: float):
+    axis = Axis("consensus error", lambda value: f"{value:.2g}", log=True)
+    axes = curves("a", [line(points=2, y=np.array([low, high]))], ROUND, axis).figure.axes[0]
+    (bottom, top), ticks = axes.get_ylim(), axes.get_yticks()
+    assert 2 <= sum(bottom <= tick <= top for tick in ticks) <= 7
+
+
 def test_logarithmic_axes_name_their_powers():
     axis = Axis("consensus error", lambda value: f"{value:.2g}", log=True)
     y = 10.0 ** -np.arange(1, 11)

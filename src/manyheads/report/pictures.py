@@ -242,7 +242,9 @@ def _ticks(axes: "Axes", x: Axis, y: Axis) -> None:
         low, high = axis.get_view_interval()
         finer = (1, 2, 3, 5, 7) if high < 10 * low else (1, 2, 5) if high < 100 * low else (1,)
         decades = LogLocator(subs=finer, numticks=8 if len(finer) > 1 else 6)
-        axis.set_major_locator(decades if kind.log else MaxNLocator(5, integer=kind.whole))
+        # Only over a factor of 3 are there always two of these numbers, and one alone gives no scale.
+        logarithmic = kind.log and high >= 3 * low
+        axis.set_major_locator(decades if logarithmic else MaxNLocator(5, integer=kind.whole))
         axis.set_major_formatter(FuncFormatter(_tick))
     axes.minorticks_off()
     axes.margins(x=0)
