@@ -195,6 +195,12 @@ def test_a_run_that_learned_nothing_says_so(rate: str, said: bool, capsys: pytes
     assert ("most frequent class" in capsys.readouterr().out) == said
 
 
+def test_where_nothing_is_left_to_learn_more_rounds_are_not_the_advice(capsys: pytest.CaptureFixture) -> None:
+    lines = _train(capsys, "deprl", "--workers", "10", "--split", "shards:1", "--rounds", "2", "--lr", "1e-9")
+    (advice,) = (line for line in lines if line.startswith("No better than"))
+    assert advice.endswith("most frequent class: try a less unequal --split, which leaves more to learn.")
+
+
 def test_stopping_by_hand(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     real = train.rounds_of
 

@@ -89,7 +89,9 @@ def train(session: Session, *, quiet: bool) -> None:
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
         # A run of new workers trains heads only, for --head-epochs rounds.
         more = "--head-epochs" if isinstance(session.experiment.algorithm, Join) else "--rounds, or another --lr"
-        print(f"No better than naming each worker's most frequent class: try more {more}.\n")
+        # Where nearly every sample is of that class, no amount of training can do much better.
+        advice = f"try more {more}" if floor < 0.95 else "try a less unequal --split, which leaves more to learn"
+        print(f"No better than naming each worker's most frequent class: {advice}.\n")
     print(folder)
 
 
