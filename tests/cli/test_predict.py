@@ -206,8 +206,9 @@ def test_no_accuracy_in_classes_of_the_workers_own(
     [
         ({"x": np.zeros((5, 3))}, "samples are [3], but the net takes"),
         ({"y": np.zeros(5)}, "needs an array x"),
-        ({"x": np.zeros((0, 3))}, "needs an array x"),
-        ({"x": np.array(["a", "b"])}, "needs an array x"),
+        ({"x": np.zeros((0, 3))}, "x is float64 [0, 3]: give numbers [samples, ...]."),
+        ({"x": np.array([["a"], ["b"]])}, "x is <U1 [2, 1]: give numbers [samples, ...]."),
+        ({"x": np.zeros(64)}, "x is float64 [64]: give numbers [samples, ...], such as x[None] of one sample."),
         ({"x": np.full((5, 3), np.inf)}, "x holds NaN, infinite or too large numbers (first in sample 0)"),
         ({"x": np.full((5, 3), 1e200)}, "x holds NaN, infinite or too large numbers (first in sample 0)"),
         ({"x": np.zeros((5, 1, 8, 8)), "y": np.zeros(4, int)}, "a class for each of the 5 samples"),

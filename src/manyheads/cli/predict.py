@@ -105,8 +105,11 @@ def _read(path: Path) -> "tuple[Tensor, np.ndarray | None]":
 
     arrays, _ = read_npz(path, ("x", "y"))
     x = arrays.get("x")
-    if x is None or x.ndim < 2 or len(x) == 0 or x.dtype.kind not in "buif":
+    if x is None:
         raise UserError(f"{path} needs an array x of numbers [samples, ...]: save it with numpy.savez(path, x=...).")
+    if x.ndim < 2 or len(x) == 0 or x.dtype.kind not in "buif":
+        one = ", such as x[None] of one sample" if x.ndim == 1 else ""
+        raise UserError(f"{path}: x is {x.dtype} {list(x.shape)}: give numbers [samples, ...]{one}.")
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is refused by name
         samples = torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32))
     check_finite(f"{path}: x", samples)
