@@ -47,6 +47,7 @@ def leaving():
     raise SystemExit
 
 number = 3
+made = nn.Linear(6, 4)
 """
 
 
@@ -134,6 +135,7 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("user_nets:fited", "user_nets has no 'fited'. Did you mean 'fitted'?"),
         ("user_nets:zzz", "user_nets has no 'zzz': name a function or class that gives a module."),
         ("user_nets:number", "is a int"),
+        ("user_nets:made", "is a Linear: name a function or class that gives a module."),
         ("user_nets:greedy", "needs the arguments a, b, c"),
         ("user_nets:sized", "cannot be made when called with input_shape (2, 3) and num_outputs 4: TypeError"),
         ("user_nets:broken", "cannot be made: RuntimeError: first line"),

@@ -75,7 +75,8 @@ def _module(model: Model, input_shape: tuple[int, ...], num_outputs: int) -> nn.
         return model
     factory = find_factory(model) if isinstance(model, str) else model
     name = model if isinstance(model, str) else repr(model)
-    if not callable(factory):
+    # A module can be called too, but with samples.
+    if isinstance(factory, nn.Module) or not callable(factory):
         raise UserError(f"model '{name}' is a {type(factory).__name__}: name a function or class that gives a module.")
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     required: list[str] = []
