@@ -12,7 +12,7 @@ from manyheads.data import Dataset
 from manyheads.data.site_files import ONE_KIND, is_site_path, seen
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment, Runtime, flat
-from manyheads.models.split import Split, constants_of
+from manyheads.models.split import Split, constants_of, statistics
 from manyheads.network.processes import Processes
 from manyheads.own_code import changed, hashes
 from manyheads.sites import Sites, place, whose
@@ -97,6 +97,15 @@ def check_same_weights(processes: Processes, model: Split) -> None:
                     f"the net of {this} does not start from the same weights as that of {that} ({name} differs):"
                     " give all of them the same model."
                 )
+
+
+def agree_on_statistics(processes: Processes, model: Split) -> None:
+    """Take for statistics, which are mixed, all buffers that were seen to move in any process.
+
+    Each has tried the net on its own samples, and all must send the same leaves.
+    """
+    moving = {name for names in processes.gather_json(model.moving) for name in names}
+    model.moving = tuple(name for name in statistics(model) if name in moving)
 
 
 def _norm(leaf: Tensor) -> float:

@@ -15,7 +15,14 @@ from torch import Tensor, nn
 
 import manyheads
 from manyheads import host_memory, memory
-from manyheads.agreement import NOT_IN_SITES, check_alike, check_same_code, check_same_weights, meet_sites
+from manyheads.agreement import (
+    NOT_IN_SITES,
+    agree_on_statistics,
+    check_alike,
+    check_same_code,
+    check_same_weights,
+    meet_sites,
+)
 from manyheads.algorithms.base import Algorithm, Context
 from manyheads.compatibility import check_theory, check_training, note_lone_samples, shares_nothing
 from manyheads.data import Dataset, Federation, load
@@ -154,6 +161,7 @@ def open_session(
         take_constants(model, constants)
     if processes.count > 1:
         check_same_weights(processes, model)
+        agree_on_statistics(processes, model)
     notes = check_training(experiment, model, hosted)
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(hosted, device, experiment.dtype)

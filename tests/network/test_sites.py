@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import manyheads
 from manyheads.agreement import NOT_IN_SITES
@@ -137,6 +138,36 @@ def test_what_is_wrong_with_a_sites_data_is_said_there_alone(start_together, fol
         == lines[2]
         == [f"manyheads: the process of worker {ORDER[1]} (site-{ORDER[1]}.npz) failed: its output says why."]
     )
+
+
+LARGEST = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.top = nn.Linear(6, 4), nn.Linear(4, 3)
+        self.register_buffer("largest", torch.tensor(100.0))
+
+    def forward(self, x):
+        if self.training:
+            self.largest.copy_(torch.maximum(self.largest, x.abs().max()))
+        return self.top(self.body(x / self.largest))
+"""
+
+
+def test_a_statistic_that_moves_at_one_site_only_is_mixed_by_all(start_together, folders) -> None:
+    x, y, *_ = arrays(ORDER[1])
+    np.savez(folders[1] / f"site-{ORDER[1]}.npz", x=1000 * np.sign(x), y=y, num_classes=3)
+    for folder in folders:
+        (folder / "own.py").write_text(LARGEST)
+    words = ("train", "deprl", *TRAIN, "--model", "own:Net", "--rounds", 1, "--out", "run")
+    started = start_together(3, PROGRAM, *words, folders=folders)
+    assert [process.status() for process in started] == [0, 0, 0], [process.text() for process in started]
+    for worker, folder in zip(ORDER, folders, strict=True):
+        kept = load_file(at_site(folder, worker) / "models.safetensors")
+        assert kept["representation.largest"].item() == pytest.approx(400.0)
 
 
 def test_a_site_without_test_samples(start_together, folders) -> None:
