@@ -112,10 +112,12 @@ def test_code_of_ones_own_is_compared(lab):
 
 
 def _sites(count: int) -> Any:
-    """Processes that all see the files of the same four workers."""
-    return SimpleNamespace(
-        count=count, tells_why=True, whose=None, gather_json=lambda seen: [dict.fromkeys("0123", "")] * count
-    )
+    """Processes that are given the same data, and all see the files of the same four workers."""
+
+    def gather_json(own: Any) -> list[Any]:
+        return [own if isinstance(own, str) else dict.fromkeys("0123", "")] * count
+
+    return SimpleNamespace(count=count, tells_why=True, whose=None, gather_json=gather_json, called=named)
 
 
 @pytest.mark.parametrize("kind", ["overlap", "reweighted"])
@@ -125,6 +127,16 @@ def test_sites_do_not_deal_each_others_test_samples(lab, kind):
     with pytest.raises(UserError, match=f"--test-split {kind} deals everybody's test samples"):
         meet_sites(experiment, Runtime(), _sites(2))
     assert meet_sites(experiment, Runtime(), _sites(1)) is not None
+
+
+def test_a_process_that_names_its_own_file_among_sites(lab):
+    """It would take the others' list of files for their options, and they its options for files."""
+    sites, own = "site-{worker}.npz", "site-1.npz"
+    match = f"process 1 was started with data {own}, process 0 with data {sites}: give all of them the same options"
+    with pytest.raises(UserError, match=match):
+        meet_sites(lab.tiny(DePRL(), data=sites), Runtime(), _two(lambda said: said.replace(sites, own)))
+    with pytest.raises(UserError, match=f"process 1 was started with data {sites}, process 0 with data {own}: "):
+        meet_sites(lab.tiny(DePRL(), data=own), Runtime(), _two(lambda said: said.replace(own, sites)))
 
 
 def test_a_run_after_one_over_sites_tells_what_went_wrong(lab):

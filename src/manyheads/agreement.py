@@ -18,6 +18,7 @@ from manyheads.own_code import changed, hashes
 from manyheads.sites import Sites, place, whose
 
 _SAME_WEIGHTS = 1e-5
+_SAME_OPTIONS = "give all of them the same options, data and versions."
 _ONE_DATA = (
     "give all processes the same data; to leave the data at their sites, save each worker's there as"
     " site-{worker}.npz (docs/sites.md)."
@@ -29,6 +30,11 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     """Who hosts whom, if the data are in one file for each worker; None: they are not."""
     # The processes are the same for all runs of a script: nothing of an earlier run over sites may be left.
     processes.tells_why, processes.whose = True, None
+    data = experiment.data if isinstance(experiment.data, str) else "arrays"
+    # Processes in sites and others have different things to say next, and would misunderstand each other.
+    for this, its, that, first in _beside_the_first(processes, data):
+        if is_site_path(its) != is_site_path(first):
+            raise UserError(f"{this} was started with data {its}, {that} with data {first}: {_SAME_OPTIONS}")
     if not (isinstance(experiment.data, str) and is_site_path(experiment.data)):
         return None
     # Error messages can name files and samples, and the text of a crash can contain anything: other sites see neither.
@@ -68,7 +74,7 @@ def check_alike(
     for this, other, that, first in _beside_the_first(processes, own):
         for name, value in first.items():
             if (its := other.get(name)) != value:
-                cure = cures.get(name, "give all of them the same options, data and versions.")
+                cure = cures.get(name, _SAME_OPTIONS)
                 # Arrays and modules are described by a hash, which means nothing to people.
                 if isinstance(value, dict) or isinstance(its, dict):
                     raise UserError(f"{this} does not have the same {name} as {that}: {cure}")
