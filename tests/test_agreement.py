@@ -99,6 +99,14 @@ def _squared(output: Tensor, target: Tensor) -> Tensor:
     return (output - target).square()
 
 
+def test_a_module_that_each_process_makes_for_itself(lab):
+    """As in a script, which every process runs."""
+    own, other = (lab.tiny(DePRL(), model=nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))) for _ in range(2))
+    known, its = (each.describe()["model"]["sha256"] for each in (own, other))
+    with pytest.raises(UserError, match="process 1 does not have the same model as process 0: .* its class or a fac"):
+        check_alike(_two(lambda text: text.replace(known, its)), own, Runtime(), own.data, in_sites=False)
+
+
 def test_code_of_ones_own_is_compared(lab):
     """Each site may keep a copy of its own."""
     plain, own = lab.tiny(DePRL()), lab.tiny(DePRL(), loss=_squared)

@@ -23,6 +23,10 @@ _ONE_DATA = (
     "give all processes the same data; to leave the data at their sites, save each worker's there as"
     " site-{worker}.npz (docs/sites.md)."
 )
+_ONE_MODEL = (
+    "give all of them the same; if each process draws the weights of a module for itself, give its class or a factory"
+    " instead, whose weights follow from the seed."
+)
 NOT_IN_SITES = "Every site keeps its data and heads: neither consensus error nor simulated time is known."
 
 
@@ -77,6 +81,7 @@ def check_alike(
                 cure = cures.get(name, _SAME_OPTIONS)
                 # Arrays and modules are described by a hash, which means nothing to people.
                 if isinstance(value, dict) or isinstance(its, dict):
+                    cure = _ONE_MODEL if name == "model" else cure
                     raise UserError(f"{this} does not have the same {name} as {that}: {cure}")
                 raise UserError(f"{this} was started with {name} {its}, {that} with {name} {value}: {cure}")
 
