@@ -103,7 +103,7 @@ def test_a_module_that_each_process_makes_for_itself(lab):
     """As in a script, which every process runs."""
     own, other = (lab.tiny(DePRL(), model=nn.Sequential(nn.Linear(6, 5), nn.Linear(5, 3))) for _ in range(2))
     known, its = (each.describe()["model"]["sha256"] for each in (own, other))
-    with pytest.raises(UserError, match="process 1 does not have the same model as process 0: .* its class or a fac"):
+    with pytest.raises(UserError, match=r"process 1 does not have the same model as process 0: .* its class or a fac"):
         check_alike(_two(lambda text: text.replace(known, its)), own, Runtime(), own.data, in_sites=False)
 
 

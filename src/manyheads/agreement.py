@@ -125,7 +125,7 @@ def _norm(leaf: Tensor) -> float:
     return torch.linalg.vector_norm(flat * torch.linspace(1, 2, len(flat)).to(flat)).item()
 
 
-def _beside_the_first(processes: Processes, own: dict[str, Any]) -> Iterator[tuple[str, Any, str, Any]]:
+def _beside_the_first(processes: Processes, own: Any) -> Iterator[tuple[str, Any, str, Any]]:
     """Every other process as people know it and what it has, beside process 0 and what that has."""
     first, *others = processes.gather_json(own)
     for rank, other in enumerate(others, start=1):

@@ -232,6 +232,16 @@ def test_one_part_per_worker() -> None:
     assert torch.equal(data.x_train[data.user_train == 3], torch.ones(7, 4))
 
 
+def test_a_worker_whose_test_dataset_is_empty():
+    """As one that has nothing to be tested on; in arrays the shape is still known."""
+    none = TensorDataset(torch.ones(0, 4), torch.ones(0, dtype=torch.int64))
+    torch_set = TensorDataset(torch.ones(7, 4), torch.ones(7, dtype=torch.int64))
+    for empty in ((torch_set, none), (X, Y, none)):
+        data = arrays.from_workers([(torch_set, torch_set), empty])
+        assert data.user_test is not None and data.user_test.tolist() == [0] * 7
+        assert len(data.x_train) == 7 + len(empty[0])
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield from zip(X, Y, strict=True)
@@ -259,6 +269,7 @@ class InWords(Dataset):
         ([(X, Y), (X, Y[:3])], "worker 1 has 50 samples but 3 targets"),
         ([(X, Y), TensorDataset(torch.ones(7, 4))], r"worker 1 cannot be read \(.*\): give a Dataset with a length"),
         ([InWords()], r"worker 0 cannot be read \(a sample is a dict\): give a Dataset .*, whose samples are \(x, y\)"),
+        ([(X, Y), TensorDataset(torch.ones(0, 4), torch.ones(0))], "worker 1 has no train sample: give it one"),
         ([Stream()], r"worker 0 cannot be read \(.*\): give a Dataset with a length"),
     ],
 )

@@ -23,6 +23,8 @@ Array = Any
 _ARRAYS = ("x", "y", "x_test", "y_test", "user", "user_test", "split", "num_classes")
 """What is read of an npz file."""
 
+_NO_SAMPLE = "{} has no train sample: give it one or leave it out."
+
 WorkerPart = TorchDataset[Any] | tuple[Any, ...]
 """One worker's data: (x, y), (x, y, x_test, y_test), a torch Dataset of (x, y) samples, or two: (train, test)."""
 
@@ -80,7 +82,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
     first = _kind(pools[0][0])
     for worker, (train, test) in enumerate(pools):
         if len(train[0]) == 0:
-            raise UserError(f"{name}: worker {worker} has no train sample: give it one or leave it out.")
+            raise UserError(_NO_SAMPLE.format(f"{name}: worker {worker}"))
         for kind in (_kind(train), _kind(test)):
             if kind != first:
                 raise UserError(
@@ -198,7 +200,13 @@ def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
     """One worker's train and test pool."""
     arrays: list[Array] = []
     for side in part if isinstance(part, tuple) else (part,):
-        arrays += _columns(where, side) if isinstance(side, TorchDataset) else (side,)
+        columns = _columns(where, side) if isinstance(side, TorchDataset) else (side,)
+        if isinstance(side, TorchDataset) and not columns[0]:
+            if not arrays:
+                raise UserError(_NO_SAMPLE.format(where))
+            # An empty Dataset does not say what its samples would be like: as those before it.
+            columns = [_numpy(where, what, array)[:0] for what, array in zip("xy", arrays, strict=False)]
+        arrays += columns
     if len(arrays) in (2, 4):
         return _parts(where, *arrays)
     raise UserError(
