@@ -48,7 +48,7 @@ def test_a_process_is_known_by_its_workers_and_their_files() -> None:
             [[0, 1], [1, 2]],
             "worker 1 is seen by a process that sees workers 0, 1 and by another that sees workers 1, 2",
         ),
-        ([[0], [0]], "2 processes for 1 worker:"),
+        ([[0], [1, 2], [0]], "2 processes see the file of worker 0: start at most 1 there."),
     ],
 )
 def test_places_that_make_no_sense(workers: list[list[int]], message: str) -> None:

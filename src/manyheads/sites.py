@@ -119,6 +119,12 @@ def place(marked: Sequence[Mapping[str, str]]) -> Placement:
             raise UserError(
                 f"a process sees the files of {_workers(files)}: number the workers of a site consecutively."
             )
+        if len(ranks) > len(files):
+            # Said of these: another site reads it too.
+            raise UserError(
+                f"{len(ranks)} processes see the {plural('file', len(files))} of {_workers(files)}: start at most"
+                f" {len(files)} there."
+            )
         for worker in files:
             if taken.setdefault(worker, ranks[0]) != ranks[0]:
                 raise UserError(
