@@ -3,6 +3,7 @@
 import copy
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -198,6 +199,34 @@ def test_what_follows_the_head_is_noticed_even_where_it_does_nothing(ending: str
 
 def test_a_net_may_give_what_its_head_gives_by_another_name() -> None:
     split(Ending("nothing"), "out", X)
+
+
+class Pair(nn.Module):
+    """A net whose head comes last, but takes two tensors, one by one or as a tuple."""
+
+    def __init__(self, packed: bool) -> None:
+        super().__init__()
+        self.packed = packed
+        self.body, self.out = nn.Linear(6, 5), Both()
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.body(x), x
+        return self.out(both) if self.packed else self.out(*both)
+
+
+class Both(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(11, 3)
+
+    def forward(self, *both: Any) -> Tensor:
+        return self.layer(torch.cat(both if len(both) == 2 else both[0], 1))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_head_takes_one_tensor(packed: bool) -> None:
+    with pytest.raises(UserError, match="or its input is not one tensor: let one module with one tensor as its input"):
+        split(Pair(packed), "out", X)
 
 
 class Picky(nn.Module):

@@ -49,8 +49,9 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
             agrees = expected is None or _agrees(net.eval(), example, expected)
         if not (ends and agrees):
             raise UserError(
-                f"head '{head}' is not the last thing the model's forward applies: let one module with one input do"
-                " all that comes last, and name that one; or say --head none, for no head at all."
+                f"head '{head}' is not the last thing the model's forward applies, or its input is not one tensor: let"
+                " one module with one tensor as its input do all that comes last, and name that one; or say --head"
+                " none, for no head at all."
             )
     if {id(p) for p in net.representation.parameters()} & {id(p) for p in top.parameters()}:
         raise UserError(f"head '{head}' shares parameters with the rest of the model: choose one that shares none.")
