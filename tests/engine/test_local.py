@@ -15,7 +15,7 @@ from manyheads.data.shards import Shards
 from manyheads.engine.chain import ChainKernel
 from manyheads.engine.kernel import Batch
 from manyheads.engine.loop import LoopKernel
-from manyheads.engine.phase import SGD, Epochs, Fit, Steps
+from manyheads.engine.phase import SGD, Epochs, Fit, Steps, single_head
 from manyheads.engine.schedule import schedule
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -150,6 +150,26 @@ def test_scores_are_a_workers_own_too(make, net, kind, dtype):
         torch.testing.assert_close(
             (result.metric, result.loss), expected, rtol=tolerance, atol=tolerance, equal_nan=True
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_loss_that_is_computed_in_vectors_is_a_workers_own_too(make, phase, dtype):
+    """torch rounds the few numbers that fill no vector otherwise: with cross entropy that does not show."""
+
+    def loss(output: Tensor, y: Tensor) -> Tensor:
+        return F.softplus(output.sum(1) - y)
+
+    p = make("mlp", dtype=dtype)
+    p = replace(p, work=replace(p.work, loss=loss, metric=loss))
+    asked = phase(objective=single_head(loss))
+    fit = p.engine("chain", chunk=5).fit(p.params, p.buffers, asked, 1)
+    scores = p.engine("chain", chunk=5).evaluate(p.params, p.buffers, p.work.train)
+    for row in range(5):
+        alone = p.take([row])
+        own = alone.engine("chain").fit(alone.params, alone.buffers, asked, 1)
+        assert_same_bits(own, Fit({name: leaf[[row]] for name, leaf in fit.params.items()}, {}, fit.loss[[row]]))
+        score = alone.engine("chain").evaluate(alone.params, alone.buffers, alone.work.train)
+        assert (score.metric, score.loss) == (scores.metric[[row]], scores.loss[[row]])
 
 
 def test_a_batch_larger_than_all_there_is_costs_what_there_is(make, phase, monkeypatch):

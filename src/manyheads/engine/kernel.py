@@ -14,6 +14,9 @@ from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, group
 
+_VECTORS = 64
+"""Numbers that fill every processor's vectors, of which torch takes up to four at a time."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -78,12 +81,15 @@ def point_at(model: nn.Module, params: Params, buffers: Buffers, row: int) -> No
                 buffer.data = buffers[name][row].contiguous()
 
 
-def _per_sample(constants: Params, batch_size: int) -> Params:
-    """Constants [A, ...] as one row per sample, [A * B, ...]."""
-    return {
-        name: leaf.unsqueeze(1).expand(-1, batch_size, *leaf.shape[1:]).flatten(0, 1)
-        for name, leaf in constants.items()
-    }
+def in_a_row(stacked: Tensor) -> Tensor:
+    """The samples of A workers one after another: [A, B, ...] -> [samples, ...], of which the first A * B are theirs.
+
+    On a CPU torch rounds what it computes in vectors otherwise than the few numbers left at the end, and so would round
+    a sample by the workers that come after it. More samples at the end leave nothing over.
+    """
+    samples = stacked.flatten(0, 1)
+    missing = -len(samples) % _VECTORS if samples.device.type == "cpu" else 0
+    return torch.cat([samples, samples[:1].detach().expand(missing, *samples.shape[1:])]) if missing else samples
 
 
 def summed_loss(
@@ -100,6 +106,7 @@ def summed_losses(
 ) -> Tensor:
     """The same of A workers at once, [A], from outputs [A, B, ...]; constants [A, ...]."""
     active, size = y.shape[:2]
-    flat = {name: output.flatten(0, 1) for name, output in outputs.items()}
-    losses = objective(flat, y.flatten(0, 1), _per_sample(constants, size)).view(active, size)
+    rows = {name: in_a_row(leaf.unsqueeze(1).expand(-1, size, *leaf.shape[1:])) for name, leaf in constants.items()}
+    samples = {name: in_a_row(output) for name, output in outputs.items()}
+    losses = objective(samples, in_a_row(y), rows)[: active * size].view(active, size)
     return (losses if weight is None else losses * weight).sum(1)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from manyheads.data.shards import Shards
 from manyheads.engine.batches import num_batches
-from manyheads.engine.kernel import Batch, Kernel, point_at, set_modes, summed_loss
+from manyheads.engine.kernel import Batch, Kernel, in_a_row, point_at, set_modes, summed_loss
 from manyheads.engine.phase import Evaluation, Fit, Phase, Progress, Steps
 from manyheads.engine.precision import Precision
 from manyheads.engine.schedule import Schedule, in_widths, narrowest, schedule
@@ -124,7 +124,7 @@ class LocalEngine:
                     weight = batch.count.new_ones(active, width) if batch.weight is None else batch.weight
                     if shards.weight is not None:
                         weight = weight * shards.weight[entries[batch.step, :active, :width]]
-                    output, y = outputs(batch.x).flatten(0, 1), batch.y.flatten(0, 1)
+                    output, y = in_a_row(outputs(batch.x)), in_a_row(batch.y)
                     sums[:, plan.rows[:active]] += sums_of(scores, output, y, weight, sums.dtype)
 
         self._each(score, self._chunks(widths, counts))

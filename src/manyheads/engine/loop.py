@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from manyheads.engine.batches import dropout_key
-from manyheads.engine.kernel import Batch, point_at, set_modes, summed_losses
+from manyheads.engine.kernel import Batch, point_at, set_modes, summed_loss
 from manyheads.engine.phase import Phase
 from manyheads.engine.sgd import Descent
 from manyheads.models.dropout import dropouts
@@ -32,14 +32,14 @@ class LoopKernel:
         for layer in self.dropouts.values():
             layer.key = dropout_key(batch.dropout_base[0], batch.step, layer.number)
         outputs = self.model.outputs(self.model.features(batch.x[0]))
-        stacked = {name: output.unsqueeze(0) for name, output in outputs.items()}
-        sums = summed_losses(self.phase.objective, stacked, batch.y, self.phase.constants, batch.weight)
-        mean = (sums / batch.count).sum()
+        constants = {name: leaf[0] for name, leaf in self.phase.constants.items()}
+        total = summed_loss(self.phase.objective, outputs, batch.y[0], constants, None)
+        mean = total / batch.count[0]
         moving = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         gradients = torch.autograd.grad(mean, list(moving.values()), allow_unused=True, materialize_grads=True)
         with torch.no_grad():
             self.descent.step({name: g.unsqueeze(0) for name, g in zip(moving, gradients, strict=True)})
-        return sums.detach()
+        return total.detach().unsqueeze(0)
 
     @staticmethod
     def scoring(model: Split, params: Params, buffers: Buffers) -> Callable[[Tensor], Tensor]:

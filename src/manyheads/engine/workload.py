@@ -48,8 +48,9 @@ class Workload:
 def sums_of(scores: Sequence[Loss], output: Tensor, y: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
     """Each score of outputs [samples, ...] summed along the last axis of their weights, and these, [1 + scores, ...].
 
-    ``weight``: [samples], or [workers, samples] of workers whose outputs follow each other; 0 for padding, which may
-    have a score that is infinite or NaN, and times 0 that would be NaN.
+    ``weight``: [samples], or [workers, samples] of workers whose outputs follow each other; outputs beyond those are
+    left out. It is 0 for padding, which may have a score that is infinite or NaN, and times 0 that would be NaN.
     """
-    found = [(score(output, y).reshape(weight.shape) * weight).masked_fill(weight == 0, 0) for score in scores]
-    return torch.stack([*found, weight]).sum(-1, dtype=dtype)
+    found = [score(output, y)[: weight.numel()].view(weight.shape) for score in scores]
+    weighted = [(each * weight).masked_fill(weight == 0, 0) for each in found]
+    return torch.stack([*weighted, weight]).sum(-1, dtype=dtype)
