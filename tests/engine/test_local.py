@@ -15,7 +15,7 @@ from manyheads.data.shards import Shards
 from manyheads.engine.chain import ChainKernel
 from manyheads.engine.kernel import Batch
 from manyheads.engine.loop import LoopKernel
-from manyheads.engine.phase import SGD, Epochs, Fit, Steps, single_head
+from manyheads.engine.phase import SGD, Epochs, Fit, Steps, accuracy, single_head
 from manyheads.engine.schedule import schedule
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -170,6 +170,21 @@ def test_a_loss_that_is_computed_in_vectors_is_a_workers_own_too(make, phase, dt
         assert_same_bits(own, Fit({name: leaf[[row]] for name, leaf in fit.params.items()}, {}, fit.loss[[row]]))
         score = alone.engine("chain").evaluate(alone.params, alone.buffers, alone.work.train)
         assert (score.metric, score.loss) == (scores.metric[[row]], scores.loss[[row]])
+
+
+@pytest.mark.parametrize("kind", KERNELS["mlp"])
+@pytest.mark.parametrize(("size", "seen"), [(300, 256), (8, 64)])
+def test_scoring_takes_few_samples_at_once(make, kind, size, seen):
+    """However many workers a chunk may have: their images would fill the memory."""
+    p, lengths = make("mlp", sizes=(size,) * 6), []
+
+    def metric(output: Tensor, y: Tensor) -> Tensor:
+        lengths.append(len(output))
+        return accuracy(output, y)
+
+    p = replace(p, work=replace(p.work, metric=metric))
+    p.engine(kind, chunk=6).evaluate(p.params, p.buffers, p.work.train)
+    assert max(lengths) == (min(seen, 128) if kind == "loop" else seen)
 
 
 def test_a_batch_larger_than_all_there_is_costs_what_there_is(make, phase, monkeypatch):

@@ -28,7 +28,7 @@ _FORWARD_BATCH = {"cpu": 128, "cuda": 1024}
 _SMALL_BATCH = 256
 """Batches of up to so many samples are all padded alike."""
 _AT_ONCE = 2048
-"""Samples of stacked workers that go through the net at once: many more would leave the cache."""
+"""Samples of stacked workers that go through the net at once in training: many more would leave the cache."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +104,15 @@ class LocalEngine:
             with self._seed(phase.stream, rows[0], round):
                 self._fit_chunk(moved, tracked, loss, _Chunk(plan, phase, round))
 
-        self._each(train, self._chunks(widths, batches))
+        self._each(train, self._chunks(widths, batches, _AT_ONCE))
         return Fit(moved, {**buffers, **select(tracked, phase.update)}, loss)
 
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
         # In double precision, so that an accuracy over a few samples is recorded as exactly that fraction.
         sums = torch.zeros(3, shards.num_workers, dtype=torch.float64, device=self.device)
         counts = dict(enumerate(shards.sizes))
-        widths = {row: narrowest(count, _FORWARD_BATCH[self.device.type]) for row, count in counts.items() if count}
+        most = _FORWARD_BATCH[self.device.type]
+        widths = {row: narrowest(count, most) for row, count in counts.items() if count}
 
         def score(rows: list[int]) -> None:
             plan = in_widths(shards, rows, widths[rows[0]])
@@ -127,7 +128,8 @@ class LocalEngine:
                     output, y = in_a_row(outputs(batch.x)), in_a_row(batch.y)
                     sums[:, plan.rows[:active]] += sums_of(scores, output, y, weight, sums.dtype)
 
-        self._each(score, self._chunks(widths, counts))
+        # Few at once: here nets of small layers gain little by more, and images would take far more memory.
+        self._each(score, self._chunks(widths, counts, 2 * most))
         metric, loss, weight = sums
         return Evaluation(metric / weight, loss / weight, torch.tensor(shards.sizes))
 
@@ -165,15 +167,15 @@ class LocalEngine:
         each = self._each(one, range(train.num_workers))
         return {name: torch.stack([worker[k] for worker in each]) for k, name in enumerate(moving)}
 
-    def _chunks(self, widths: Mapping[int, int], batches: Mapping[int, int]) -> list[list[int]]:
-        """Rows that step together, all of one width.
+    def _chunks(self, widths: Mapping[int, int], batches: Mapping[int, int], at_once: int) -> list[list[int]]:
+        """Rows that step together, all of one width, with up to ``at_once`` samples in a step.
 
         What a worker's batches are padded to depends on that worker alone, so that its chunk changes no bit. Workers
         with similar numbers of batches share a chunk, so that hardly any row waits for another.
         """
         order = sorted(widths, key=lambda row: (-widths[row], -batches[row]))
         alike = {width: list(same) for width, same in groupby(order, lambda row: widths[row])}
-        sizes = {width: min(self.chunk_size, max(1, _AT_ONCE // width)) for width in alike}
+        sizes = {width: min(self.chunk_size, max(1, at_once // width)) for width in alike}
         return [same[k : k + sizes[width]] for width, same in alike.items() for k in range(0, len(same), sizes[width])]
 
     def _fit_chunk(self, moved: Params, tracked: Buffers, loss: Tensor, chunk: _Chunk) -> None:
