@@ -3,8 +3,9 @@
 from dataclasses import replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from manyheads.engine.workload import sums_of
 from manyheads.models.dropout import dropouts
 from manyheads.models.split import cut, twin
 
@@ -30,3 +31,13 @@ def test_features_far_larger_than_the_data_are_not_cached(problem):
     cifar = replace(work, train=many)
     assert cifar.worth_caching(512)
     assert not cifar.worth_caching(64 * 32 * 32), "the first layer of ResNet-18"
+
+
+def test_scores_without_weight_count_for_nothing_even_if_they_are_no_numbers():
+    def score(output: Tensor, y: Tensor) -> Tensor:
+        return output / y
+
+    output, weight = torch.tensor([3.0, 1.0, 0.0, -1.0]), torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    # A sample more than there are weights: what follows the workers' own.
+    sums = sums_of([score], torch.cat([output, output[:1]]), torch.tensor([1, 0, 0, 1, 1]), weight, torch.float64)
+    assert sums.tolist() == [[6.0, -1.0], [2.0, 1.0]]
