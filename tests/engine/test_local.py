@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from manyheads.algorithms.fedrod import two_losses
 from manyheads.data.shards import Shards
+from manyheads.engine import local
 from manyheads.engine.chain import ChainKernel
 from manyheads.engine.kernel import Batch
 from manyheads.engine.loop import LoopKernel
-from manyheads.engine.phase import SGD, Epochs, Fit, Steps, accuracy, single_head
+from manyheads.engine.phase import SGD, Epochs, Fit, Steps, single_head
 from manyheads.engine.schedule import schedule
 
 HEAD, BODY = frozenset({"head"}), frozenset({"representation"})
@@ -173,18 +174,32 @@ def test_a_loss_that_is_computed_in_vectors_is_a_workers_own_too(make, phase, dt
 
 
 @pytest.mark.parametrize("kind", KERNELS["mlp"])
-@pytest.mark.parametrize(("size", "seen"), [(300, 256), (8, 64)])
-def test_scoring_takes_few_samples_at_once(make, kind, size, seen):
-    """However many workers a chunk may have: their images would fill the memory."""
-    p, lengths = make("mlp", sizes=(size,) * 6), []
+@pytest.mark.parametrize(
+    ("size", "room", "passes"),
+    [
+        (5, 3 * 920, [(3, 8)] * 2),
+        (5, 920, [(1, 5)] * 6),
+        (100, 2 * 128 * 64, [(2, 128)] * 3),
+        (100, 128 * 64, [(1, 100)] * 6),
+        (300, 6 * 100 * 64, [(6, 100)] * 3),
+        (300, 920, [(1, 100)] * 18),
+    ],
+)
+def test_workers_are_scored_together_while_they_and_their_inputs_are_small(make, monkeypatch, kind, size, room, passes):
+    """However many a chunk may have: images would fill the memory. One that is scored alone is not padded."""
+    p, seen = make("mlp", sizes=(size,) * 6), []
+    assert sum(leaf[0].numel() for leaf in p.params.values()) == 920
+    monkeypatch.setattr(local, "_STACKED", room)
+    engine = p.engine(kind, chunk=6)
+    scoring = engine.kernel.scoring
 
-    def metric(output: Tensor, y: Tensor) -> Tensor:
-        lengths.append(len(output))
-        return accuracy(output, y)
+    def spied(*args):
+        outputs = scoring(*args)
+        return lambda x: seen.append(tuple(x.shape[:2])) or outputs(x)
 
-    p = replace(p, work=replace(p.work, metric=metric))
-    p.engine(kind, chunk=6).evaluate(p.params, p.buffers, p.work.train)
-    assert max(lengths) == (min(seen, 128) if kind == "loop" else seen)
+    monkeypatch.setattr(engine.kernel, "scoring", staticmethod(spied))
+    engine.evaluate(p.params, p.buffers, p.work.train)
+    assert seen == ([(1, size)] * 6 if kind == "loop" and size < 128 else [(1, 100)] * 18 if kind == "loop" else passes)
 
 
 def test_a_batch_larger_than_all_there_is_costs_what_there_is(make, phase, monkeypatch):

@@ -29,6 +29,8 @@ _SMALL_BATCH = 256
 """Batches of up to so many samples are all padded alike."""
 _AT_ONCE = 2048
 """Samples of stacked workers that go through the net at once in training: many more would leave the cache."""
+_STACKED = 1 << 18
+"""Up to so many weights and so many inputs, workers are scored together: with more, each is worth a pass of its own."""
 
 
 @dataclass(frozen=True)
@@ -104,20 +106,29 @@ class LocalEngine:
             with self._seed(phase.stream, rows[0], round):
                 self._fit_chunk(moved, tracked, loss, _Chunk(plan, phase, round))
 
-        self._each(train, self._chunks(widths, batches, _AT_ONCE))
+        self._each(train, self._chunks(widths, batches, lambda width: _AT_ONCE // width))
         return Fit(moved, {**buffers, **select(tracked, phase.update)}, loss)
 
     def evaluate(self, params: Params, buffers: Buffers, shards: Shards) -> Evaluation:
         # In double precision, so that an accuracy over a few samples is recorded as exactly that fraction.
         sums = torch.zeros(3, shards.num_workers, dtype=torch.float64, device=self.device)
         counts = dict(enumerate(shards.sizes))
-        most = _FORWARD_BATCH[self.device.type]
-        widths = {row: narrowest(count, most) for row, count in counts.items() if count}
+        most, weights = _FORWARD_BATCH[self.device.type], sum(leaf[:1].numel() for leaf in params.values())
+
+        def together(width: int) -> int:
+            return _STACKED // max(weights, width * shards.x[:1].numel())
+
+        def width_of(count: int) -> int:
+            padded = narrowest(count, most)
+            # A worker that is scored alone needs no padding.
+            return padded if count <= most and together(padded) > 1 else -(-count // -(-count // most))
+
+        widths = {row: width_of(count) for row, count in counts.items() if count}
 
         def score(rows: list[int]) -> None:
             plan = in_widths(shards, rows, widths[rows[0]])
             entries, inputs = self._drawn(shards, plan)
-            model, scores = self._replica(), (self.work.metric, self.work.loss)
+            model, scores, total = self._replica(), (self.work.metric, self.work.loss), sums.new_zeros(3, len(rows))
             with torch.no_grad(), self._seed("evaluation", rows[0]):
                 outputs = self.kernel.scoring(model, *_rows_of(model, params, buffers, self._index(plan.rows)))
                 for batch in self._batches(inputs, plan):
@@ -126,10 +137,10 @@ class LocalEngine:
                     if shards.weight is not None:
                         weight = weight * shards.weight[entries[batch.step, :active, :width]]
                     output, y = in_a_row(outputs(batch.x)), in_a_row(batch.y)
-                    sums[:, plan.rows[:active]] += sums_of(scores, output, y, weight, sums.dtype)
+                    total[:, :active] += sums_of(scores, output, y, weight, total.dtype)
+            sums[:, plan.rows] = total
 
-        # Few at once: here nets of small layers gain little by more, and images would take far more memory.
-        self._each(score, self._chunks(widths, counts, 2 * most))
+        self._each(score, self._chunks(widths, counts, together))
         metric, loss, weight = sums
         return Evaluation(metric / weight, loss / weight, torch.tensor(shards.sizes))
 
@@ -167,15 +178,17 @@ class LocalEngine:
         each = self._each(one, range(train.num_workers))
         return {name: torch.stack([worker[k] for worker in each]) for k, name in enumerate(moving)}
 
-    def _chunks(self, widths: Mapping[int, int], batches: Mapping[int, int], at_once: int) -> list[list[int]]:
-        """Rows that step together, all of one width, with up to ``at_once`` samples in a step.
+    def _chunks(
+        self, widths: Mapping[int, int], batches: Mapping[int, int], together: Callable[[int], int]
+    ) -> list[list[int]]:
+        """Rows that step together, all of one width; ``together``: how many rows of a width may.
 
         What a worker's batches are padded to depends on that worker alone, so that its chunk changes no bit. Workers
         with similar numbers of batches share a chunk, so that hardly any row waits for another.
         """
         order = sorted(widths, key=lambda row: (-widths[row], -batches[row]))
         alike = {width: list(same) for width, same in groupby(order, lambda row: widths[row])}
-        sizes = {width: min(self.chunk_size, max(1, at_once // width)) for width in alike}
+        sizes = {width: min(self.chunk_size, max(1, together(width))) for width in alike}
         return [same[k : k + sizes[width]] for width, same in alike.items() for k in range(0, len(same), sizes[width])]
 
     def _fit_chunk(self, moved: Params, tracked: Buffers, loss: Tensor, chunk: _Chunk) -> None:
