@@ -21,8 +21,7 @@ from manyheads.jobs import Job, News
 from manyheads.report import open_comparison
 from manyheads.store import Run
 
-TINY = ["--workers", "3", "--model", "mlp:8", "--threads", "1"]
-SMALL = [*TINY, "--rounds", "2"]
+SMALL = ["--workers", "3", "--rounds", "2", "--model", "mlp:8", "--threads", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +136,7 @@ def test_a_run_that_is_refused_is_no_part_of_the_table(capsys: pytest.CaptureFix
 
 
 def test_more_rounds_than_asked_for_are_said(capsys: pytest.CaptureFixture, undrawn: None) -> None:
-    words = ["local", *TINY, "--seeds", "2", "--out", "all"]
+    words = ["local", *SMALL, "--seeds", "2", "--out", "all"]
     assert not any("more rounds" in line for line in _compare(capsys, *words, "--rounds", "3"))
     said = "note: 1 run had more rounds than asked for, and the last is shown."
     assert said in _compare(capsys, *words, "--rounds", "2")
@@ -323,16 +322,16 @@ def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.Capture
         assert len(error.splitlines()) == 1
     assert Path("all/report.html").read_bytes() == page
     # With more seeds, algorithms or rounds it grows.
-    _compare(capsys, "deprl", "local", "fedavg", *TINY, "--rounds", "3", "--seeds", "1", "2", "--out", "all")
+    _compare(capsys, "deprl", "local", "fedavg", *SMALL, "--rounds", "3", "--seeds", "1", "2", "--out", "all")
     assert Path("all/report.html").read_bytes() != page
 
 
 @pytest.mark.usefixtures("without_pictures")
 def test_a_run_that_looks_at_its_number_of_rounds_cannot_be_extended(capsys: pytest.CaptureFixture) -> None:
     """The folder would hold it twice, and no report could be about both."""
-    words = ["deprl", "dispfl", *TINY, "--seeds", "1", "--out", "all"]
-    _compare(capsys, *words, "--rounds", "2")
-    _compare(capsys, *words, "--rounds", "2")
+    words = ["deprl", "dispfl", *SMALL, "--seeds", "1", "--out", "all"]
+    _compare(capsys, *words)
+    _compare(capsys, *words)
     assert main(["compare", *words, "--rounds", "3"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("manyheads: all holds a report on dispfl-")

@@ -179,12 +179,6 @@ def test_grid() -> None:
         _parse("deprl", "--relabel", "maybe", several=True)
 
 
-def test_values_of_an_option_that_is_given_twice_belong_to_one_grid() -> None:
-    words = ["d-psgd", "--lr", "0.1", "--workers", "4", "--lr", "0.2", "0.3", "--workers=8"]
-    found = experiments(_parse(*words, several=True))
-    assert [(e.workers, e.lr) for e in found] == [(n, lr) for n in (4, 8) for lr in (0.1, 0.2, 0.3)]
-
-
 def test_what_followed_from_another_net_or_algorithm_does_not_stay(tmp_path: Path) -> None:
     """As if the whole command had been given at once."""
     path = tmp_path / "experiment.json"

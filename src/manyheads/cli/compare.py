@@ -61,7 +61,6 @@ def fill(parser: Parser) -> None:
         "--seeds",
         dest="seed",
         nargs="+",
-        action="extend",
         type=options_of(Experiment)["seed"].read,
         metavar="N",
         default=argparse.SUPPRESS,

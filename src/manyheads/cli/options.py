@@ -240,10 +240,8 @@ def _add(group: Any, option: Option, text: str, several: bool) -> None:
         metavar = "{" + ",".join(option.words) + "}"
     else:
         metavar = {int: "N", float: "X"}.get(option.kind, option.name.upper())
-    if several:
-        # Given twice, an option has the values of both: it may stand in the command and in what a script adds to it.
-        shared |= {"nargs": "*" if option.kind is bool else "+", "action": "extend"}
-    group.add_argument(option.flag, type=option.read, metavar=metavar, **shared)
+    count = ("*" if option.kind is bool else "+") if several else None
+    group.add_argument(option.flag, type=option.read, metavar=metavar, nargs=count, **shared)
 
 
 def _algorithm_options() -> dict[str, dict[str, Option]]:

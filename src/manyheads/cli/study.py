@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from manyheads.cli.board import Shown, follow
 from manyheads.cli.options import add_fields, options_of
@@ -55,10 +54,9 @@ def fill(parser: Parser) -> None:
     parser.add_argument(
         "--work", type=path, default=_WORK, help=f"where runs keep their weights until they are recorded [{_WORK}]"
     )
-    several: dict[str, Any] = {"nargs": "+", "action": "extend"}
-    parser.add_argument("--seeds", **several, type=options["seed"].read, metavar="N", help="instead of the paper's")
+    parser.add_argument("--seeds", nargs="+", type=options["seed"].read, metavar="N", help="instead of the paper's")
     parser.add_argument(
-        "--only", **several, default=[], metavar="KEY=VALUE", help="run only these, as in algorithm=deprl,d-psgd"
+        "--only", nargs="+", default=[], metavar="KEY=VALUE", help="run only these, as in algorithm=deprl,d-psgd"
     )
     parser.add_argument(
         "--precision",
