@@ -119,4 +119,16 @@ def test_what_each_of_two_sites_has_noted_is_known_to_both(tmp_path: Path) -> No
     both = Sites((range(1), range(1, 2)), 3, timeout=1)
     both.resume_absences(tmp_path, range(1), starts)
     assert both.disturbances[:3] == ["a", "b", "From round 5 on workers 1, 2 were away."]
-    assert noted(tmp_path)["away"] == {"2": 5.0}, "since it was first missed"
+    assert noted(tmp_path)["away"] == {"2": pytest.approx(9.0, abs=1)}, "since it was first missed"
+
+
+def test_a_clock_that_is_wrong_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    away = (range(1), range(1, 2))
+    monkeypatch.setattr("time.time", lambda: 5.0)
+    Sites(away, 3, timeout=60).resume_absences(tmp_path, range(1), _starts(4, 4))
+    told = noted(tmp_path)
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    (tmp_path / "other").mkdir()
+    other = Sites(away, 3, timeout=60)
+    other.resume_absences(tmp_path / "other", range(1, 2), _starts(4, 4, **told))
+    assert not other.overdue(), "it has been away for no time, whatever the clock of the site that says so shows"

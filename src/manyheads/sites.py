@@ -34,10 +34,10 @@ class Sites:
         """
         rounds = [start["round"] for start in starts]
         round = max(rounds)
-        absences = [(int(who), since) for start in starts for who, since in start["away"].items()]
-        for who, since in absences:
+        absences = [(int(who), seconds) for start in starts for who, seconds in start["away"].items()]
+        for who, seconds in absences:
             if who in self._since:
-                self._since[who] = min(since, self._since[who])
+                self._since[who] = min(time.time() - seconds, self._since[who])
         told = sorted((start["disturbances"] for start in starts), key=len, reverse=True)
         self.disturbances = list(dict.fromkeys(chain.from_iterable(told)))
         if self.away:
@@ -148,9 +148,13 @@ def resume_round(kept: Sequence[Sequence[int]]) -> int:
 
 
 def noted(folder: Path) -> dict[str, Any]:
-    """Who was away since when, and what disturbed the run, as a site has noted it at earlier starts."""
+    """Who has been away for how many seconds, and what disturbed the run, as a site has noted it at earlier starts.
+
+    Not since when: the clocks of other sites may show another time.
+    """
     earlier = _kept(folder) or {}
-    return {"away": earlier.get("away", {}), "disturbances": earlier.get("disturbances", [])}
+    away = {who: max(0.0, time.time() - since) for who, since in earlier.get("away", {}).items()}
+    return {"away": away, "disturbances": earlier.get("disturbances", [])}
 
 
 def _kept(folder: Path) -> dict[str, Any] | None:
