@@ -26,19 +26,19 @@ class LoopKernel:
         point_at(model, params, buffers, 0)
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(name in self.descent.params)
+        self.moving = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        self.constants = {name: leaf[0] for name, leaf in phase.constants.items()}
         set_modes(model, phase)
 
     def step(self, batch: Batch) -> Tensor:
         for layer in self.dropouts.values():
             layer.key = dropout_key(batch.dropout_base[0], batch.step, layer.number)
         outputs = self.model.outputs(self.model.features(batch.x[0]))
-        constants = {name: leaf[0] for name, leaf in self.phase.constants.items()}
-        total = summed_loss(self.phase.objective, outputs, batch.y[0], constants, None)
-        mean = total / batch.count[0]
-        moving = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        gradients = torch.autograd.grad(mean, list(moving.values()), allow_unused=True, materialize_grads=True)
+        total = summed_loss(self.phase.objective, outputs, batch.y[0], self.constants, None)
+        mean, weights = total / batch.count[0], list(self.moving.values())
+        gradients = torch.autograd.grad(mean, weights, allow_unused=True, materialize_grads=True)
         with torch.no_grad():
-            self.descent.step({name: g.unsqueeze(0) for name, g in zip(moving, gradients, strict=True)})
+            self.descent.step({name: g.unsqueeze(0) for name, g in zip(self.moving, gradients, strict=True)})
         return total.detach().unsqueeze(0)
 
     @staticmethod
