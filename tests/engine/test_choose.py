@@ -13,6 +13,7 @@ from manyheads import memory
 from manyheads.engine import choose
 from manyheads.engine.choose import make_engine
 from manyheads.engine.cuda_graphs.footprint import footprint_of
+from manyheads.engine.local import LocalEngine
 from manyheads.engine.precision import Precision
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
@@ -53,6 +54,20 @@ UNUSUAL = {
 @pytest.mark.parametrize("net", ["mlp", "dnn"])
 def test_auto_stacks_chains(problem, net):
     assert make_engine("auto", problem(net).work).name == "batched"
+
+
+@pytest.mark.parametrize(("worth", "count"), [(1, 3), (10, 2), (20, 1), (1000, 1)])
+def test_threads_have_enough_to_compute(problem, monkeypatch, worth, count):
+    """In a step 20 samples, those of five workers in batches of 4; with little to do, threads wait for each other."""
+    work, threads = problem("mlp").work, Threads(3)
+    assert (len(work.ids), work.source.batch_size) == (5, 4)
+    monkeypatch.setattr(choose, "_WORTH_A_THREAD", worth * sum(p.numel() for p in work.model.parameters()))
+    engine = make_engine("auto", work, threads=threads)
+    assert isinstance(engine, LocalEngine) and engine.threads.count == count
+    assert engine.chunk_size == -(-5 // count), "what one thread does is done at once"
+    assert (engine.threads is threads) == (count == 3), "those of the run, if all are used"
+    loop = make_engine("loop", work, threads=threads)
+    assert isinstance(loop, LocalEngine) and loop.threads is threads
 
 
 def test_auto_loops_over_convolutions_random_modules_and_transforms(problem):

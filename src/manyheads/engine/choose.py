@@ -22,6 +22,8 @@ from manyheads.units import human_bytes
 
 _CHUNK_BYTES = 8 << 20
 """A chunk's moving weights stay in the cache between its steps."""
+_WORTH_A_THREAD = 1 << 23
+"""Multiplications of a forward pass below which a thread mostly waits until the others let go of Python."""
 
 FILLED = 0.8
 """Part of the free memory that a plan may count on: the rest is for heads trained in stacks, and for gaps."""
@@ -66,9 +68,19 @@ def make_engine(
         work = workload if on_gpu else replace(workload, model=with_fast_pooling(model))
         return LocalEngine(work, LoopKernel, chunk_size=1, threads=threads, name=name, precision=precision)
     kernel = ChainKernel if is_chain(model) else VmapKernel
+    if kernel is ChainKernel:
+        threads = _busy(threads, workload)
     row = sum(p.numel() * p.element_size() for p in model.parameters())
     chunk = max(1, min(-(-len(workload.ids) // threads.count), _CHUNK_BYTES // max(row, 1)))
     return LocalEngine(workload, kernel, chunk_size=chunk, threads=threads, name=name, precision=precision)
+
+
+def _busy(threads: Threads, workload: Workload) -> Threads:
+    """No more threads than have enough to compute in a step of all workers, who are then in fewer and larger chunks."""
+    samples = min(workload.source.batch_size * len(workload.ids), len(workload.train.index))
+    products = samples * sum(p.numel() for p in workload.model.parameters())
+    busy = max(1, products // _WORTH_A_THREAD)
+    return threads if busy >= threads.count else Threads(busy)
 
 
 def _only_loop(model: Split) -> str | None:
