@@ -195,6 +195,12 @@ def test_a_run_that_learned_nothing_says_so(rate: str, said: bool, capsys: pytes
     assert ("most frequent class" in capsys.readouterr().out) == said
 
 
+def test_rates_that_a_schedule_sets_are_not_the_advice(capsys: pytest.CaptureFixture) -> None:
+    words = ["--workers", "16", "--split", "iid", "--rounds", "1", "--schedule", "corollary"]
+    (advice,) = (line for line in _train(capsys, "d-psgd", *words) if line.startswith("No better than"))
+    assert advice.endswith("most frequent class: try more --rounds.")
+
+
 def test_where_nothing_is_left_to_learn_more_rounds_are_not_the_advice(capsys: pytest.CaptureFixture) -> None:
     lines = _train(capsys, "deprl", "--workers", "10", "--split", "shards:1", "--rounds", "2", "--lr", "1e-9")
     (advice,) = (line for line in lines if line.startswith("No better than"))

@@ -87,8 +87,11 @@ def train(session: Session, *, quiet: bool) -> None:
     print(text.summary_line(summary) if quiet else f"\n{text.summary_table(summary)}\n")
     accuracy, floor = summary["accuracy_mean"], summary["majority_floor"]
     if not quiet and None not in (accuracy, floor) and accuracy <= floor:
-        # A run of new workers trains heads only, for --head-epochs rounds.
-        more = "--head-epochs" if isinstance(session.experiment.algorithm, Join) else "--rounds, or another --lr"
+        more = "--rounds, or another --lr"
+        if isinstance(session.experiment.algorithm, Join):
+            more = "--head-epochs"  # A run of new workers trains heads only, for so many rounds.
+        elif session.experiment.schedule == "corollary":
+            more = "--rounds"  # It takes no rates of one's own.
         # Where nearly every sample is of that class, no amount of training can do much better.
         advice = f"try more {more}" if floor < 0.95 else "try a less unequal --split, which leaves more to learn"
         print(f"No better than naming each worker's most frequent class: {advice}.\n")
