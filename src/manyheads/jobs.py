@@ -147,7 +147,10 @@ def _in_processes(jobs: Sequence[Job], waiting: Sequence[int], runtime: Runtime,
                     news: News = pipe.recv()
                 except (EOFError, ConnectionError):
                     processes[pipe].join()
-                    reason = f"its process ended with status {processes[pipe].exitcode}: it may have run out of memory."
+                    status = processes[pipe].exitcode or 0
+                    # Memory is what the system kills for; a process that ends by itself has said why.
+                    why = ": it may have run out of memory" if status < 0 else ", as shown above"
+                    reason = f"its process ended with status {status}{why}."
                     news = News(busy.pop(pipe), "failed", error=reason)
                     if queue:
                         start()

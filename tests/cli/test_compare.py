@@ -271,6 +271,16 @@ def test_kill_and_continue(capsys: pytest.CaptureFixture) -> None:
     assert len(list(Path("killed").glob("*/summary.json"))) == 3
 
 
+def test_a_file_that_starts_the_command_line_whenever_it_is_imported() -> None:
+    Path("mine.py").write_text("import sys\nfrom manyheads.cli import main\nsys.exit(main())\n")
+    words = ["compare", "deprl", "local", *SMALL, "--threads", "2", "--seeds", "1", "--out", "all", "--quiet"]
+    done = subprocess.run([sys.executable, "mine.py", *words], capture_output=True, text=True, timeout=60, check=False)
+    # Lines that two processes write at once may share one, and leave another empty.
+    *said, end = filter(None, done.stderr.splitlines())
+    assert said and all("write if __name__ == '__main__': above the call." in line for line in said)
+    assert done.returncode == 2 and end.endswith("its process ended with status 2, as shown above.")
+
+
 def test_a_folder_has_one_comparison_at_a_time(capsys: pytest.CaptureFixture) -> None:
     Path("all").mkdir()
     with locked(Path("all")):

@@ -1,6 +1,7 @@
 """The command line: ``manyheads COMMAND ...``; a command is a module with ``fill(parser)`` and ``run(args)``."""
 
 import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -57,6 +58,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if rank() > 0 or sys.stdout is None:
         sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
     try:
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            # One of a comparison's, which would begin the same comparison.
+            raise UserError(
+                "a file of your own calls main as it is imported, which the processes of a comparison do:"
+                " write if __name__ == '__main__': above the call."
+            )
         status = _run(sys.argv[1:] if argv is None else argv)
         sys.stdout.flush()
         return status
