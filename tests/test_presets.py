@@ -1,15 +1,17 @@
 """Presets: valid for every algorithm, what the papers and the release say, and plain values in the end."""
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 
 from manyheads.algorithms import REGISTRY
+from manyheads.algorithms.d_psgd import DPSGD
 from manyheads.cli.options import add_options, experiments
 from manyheads.cli.parser import Parser
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.presets import PRESETS, apply
+from manyheads.presets import AUTHORS, PRESETS, Preset, apply
 
 
 def _parse(*words: str) -> Experiment:
@@ -24,8 +26,9 @@ def test_an_algorithm_has_both_or_none() -> None:
     assert PRESETS["original"].keys() == PRESETS["authors"].keys() <= REGISTRY.keys()
 
 
-@pytest.mark.parametrize("name", REGISTRY)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(
+    ("preset", "name"), [(preset, name) for preset in PRESETS for name in PRESETS[preset] or REGISTRY]
+)
 def test_a_preset_becomes_plain_values(preset: str, name: str) -> None:
     before = Experiment(algorithm=REGISTRY[name](), workers=5, split="iid", graph="full", rounds=7, seed=3)
     after = apply(preset, before)
@@ -53,6 +56,19 @@ def test_values(preset: str, name: str, values: dict[str, Any]) -> None:
     experiment = _parse(name, "--preset", preset)
     found = {**experiment.describe(), **experiment.describe()["algorithm"]}
     assert {field: found[field] for field in values} == values
+
+
+def test_an_algorithm_of_ones_own_needs_values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class Mine(DPSGD):
+        name: ClassVar[str] = "mine"
+
+    monkeypatch.setitem(REGISTRY, "mine", Mine)
+    assert _parse("mine", "--preset", "recipe") == _parse("mine")
+    with pytest.raises(UserError, match=r"^mine has no values in --preset authors: leave it out, or put a Preset into"):
+        _parse("mine", "--preset", "authors")
+    monkeypatch.setitem(AUTHORS, "mine", Preset({"lr": 0.3}, {"epochs": 2}))
+    assert _parse("mine", "--preset", "authors") == _parse("mine", "--lr", "0.3", "--epochs", "2")
 
 
 def test_what_the_user_gives_goes_first() -> None:

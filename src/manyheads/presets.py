@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manyheads.errors import unknown
+from manyheads.errors import UserError, unknown
 from manyheads.experiment import Experiment
 
 
@@ -77,6 +77,13 @@ def apply(name: str, experiment: Experiment) -> Experiment:
     """The experiment with a preset's values for its algorithm in place."""
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
-    preset = PRESETS[name].get(experiment.algorithm.name, Preset())
+    given, who = PRESETS[name], experiment.algorithm.name
+    if given and who not in given:
+        # The recipe's values would pass for the source's, next to algorithms that do have them.
+        raise UserError(
+            f"{who} has no values in --preset {name}: leave it out,"
+            f" or put a Preset into manyheads.presets.{name.upper()}['{who}']."
+        )
+    preset = given.get(who, Preset())
     algorithm = replace(experiment.algorithm, **preset.algorithm)
     return replace(experiment, algorithm=algorithm, **preset.experiment)
