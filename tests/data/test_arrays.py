@@ -85,6 +85,30 @@ def test_arrays_that_nobody_reads_are_noted(tmp_path: Path) -> None:
     assert data.user_train is None
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.int64])
+def test_images_that_look_like_bytes_but_are_not_scaled_are_noted(tmp_path: Path, kind: type) -> None:
+    images = RNG.integers(0, 256, (50, 3, 4, 4), np.uint8)
+    (note,) = load(save(tmp_path, x=images.astype(kind), y=Y)).notes
+    assert note.endswith(
+        f"x looks like bytes but is {np.dtype(kind)}, which is not scaled: give x.astype('uint8') or x / 255"
+    )
+    assert arrays.from_arrays(images.astype(kind), Y).notes == (note.replace(str(tmp_path / "mine.npz"), "arrays"),)
+
+
+@pytest.mark.parametrize("x", ["bytes", "scaled", "standardised", "far beyond", "a table", "of sixteen shades"])
+def test_other_inputs_are_not_taken_for_unscaled_bytes(x: str) -> None:
+    images = RNG.integers(0, 256, (50, 3, 4, 4), np.uint8)
+    given = {
+        "bytes": images,
+        "scaled": images / 255,
+        "standardised": images - 128.0,
+        "far beyond": images * 10.0,
+        "a table": images.reshape(50, -1).astype(float),
+        "of sixteen shades": images.astype(float) // 16,
+    }
+    assert not arrays.from_arrays(given[x], Y).notes
+
+
 @pytest.mark.parametrize("kind", [np.float64, np.int64])
 def test_columns_that_float32_makes_the_same_are_noted(tmp_path: Path, kind: type) -> None:
     x = (9 * X).astype(kind)

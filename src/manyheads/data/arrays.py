@@ -23,6 +23,9 @@ Array = Any
 _ARRAYS = ("x", "y", "x_test", "y_test", "user", "user_test", "split", "num_classes")
 """What is read of an npz file."""
 
+_DARKEST_WHITE = 64
+"""Images that come near 255 are meant as bytes; those of another scale, such as 0 to 16, may be meant as they are."""
+
 _NO_SAMPLE = "{} has no train sample: give it one or leave it out."
 
 WorkerPart = TorchDataset[Any] | tuple[Any, ...]
@@ -43,7 +46,7 @@ def load(path: str | Path, *, of_one_worker: bool = False) -> Dataset:
             f" {', '.join(_ARRAYS[2:])}."
         )
     num_classes: Any = arrays.pop("num_classes", None)
-    parts, notes = _parts(name, **arrays), _rounding(name, arrays["x"])
+    parts, notes = _parts(name, **arrays), _notes(name, arrays["x"])
     if unread:
         # The names come from the file and may contain anything.
         notes += (one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}"),)
@@ -68,7 +71,7 @@ def from_arrays(
     sample. Without a test part ``hold_out`` chooses one.
     """
     parts = _parts(name, x, y, x_test, y_test, user, user_test)
-    return _dataset(name, *parts, num_classes, notes=_rounding(name, _numpy(name, "x", x)))
+    return _dataset(name, *parts, num_classes, notes=_notes(name, _numpy(name, "x", x)))
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -264,11 +267,23 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     return values, wanted
 
 
-def _rounding(where: str, x: np.ndarray) -> tuple[str, ...]:
-    """A note on columns of x [samples, ...] that become constant when rounded to float32."""
+def _notes(where: str, x: np.ndarray) -> tuple[str, ...]:
+    """What to say of inputs [samples, ...] that can be used, but hardly learned from."""
     if not len(x):
         return ()
     low, high = (end.astype(np.float64) for end in (x.min(0), x.max(0)))
+    return _rounding(where, low, high) + _unscaled(where, x.dtype, low, high)
+
+
+def _unscaled(where: str, kind: np.dtype[Any], low: np.ndarray, high: np.ndarray) -> tuple[str, ...]:
+    """A note on images [channels, height, width] that look like bytes but are none, and so are not scaled."""
+    if kind == np.uint8 or low.ndim < 3 or low.min(initial=0) < 0 or not _DARKEST_WHITE <= high.max(initial=0) <= 255:
+        return ()
+    return (f"{where}: x looks like bytes but is {kind}, which is not scaled: give x.astype('uint8') or x / 255",)
+
+
+def _rounding(where: str, low: np.ndarray, high: np.ndarray) -> tuple[str, ...]:
+    """A note on columns, from low to high, that become constant when rounded to float32."""
     # Smaller differences are float64's own rounding of a column that was meant to be constant.
     lost = (low.astype(np.float32) == high.astype(np.float32)) & (high - low > 1e-12 * np.abs(high))
     if not lost.any():
