@@ -50,6 +50,15 @@ def test_only_windows_that_lie_side_by_side_are_pooled_so() -> None:
     assert [type(layer) for layer in fast.representation][1:3] == [FastMaxPool2d, nn.MaxPool2d]
 
 
+def test_hooks_of_a_pooling_go_on_around_ours() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(128, 2))
+    net[1].register_forward_hook(lambda layer, inputs, output: 2 * output)
+    x = torch.randn(3, 1, 8, 8)
+    fast = with_fast_pooling(split(net, None, x))
+    assert type(fast.representation[1]) is FastMaxPool2d
+    torch.testing.assert_close(fast(x), net(x))
+
+
 def test_a_run_in_the_loop_on_a_cpu_pools_so_and_has_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     data = from_arrays(rng.normal(size=(40, 3, 16, 16)), np.arange(40) % 4)

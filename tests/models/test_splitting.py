@@ -278,6 +278,35 @@ def test_our_own_layers_take_the_place_of_torch_s() -> None:
     assert needs_loop(net) is None
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.Dropout(0.3)])
+def test_hooks_of_a_layer_go_on_around_ours(layer: nn.Module) -> None:
+    module = chain(layer)
+    layer.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    net = split(module, None, X)
+    assert type(net.representation[2]) in (BatchNorm, Dropout)
+    torch.testing.assert_close(net.eval()(X), module.eval()(X))
+
+
+def test_hooks_of_a_dropout_that_is_applied_twice_go_on_too() -> None:
+    calls: list[nn.Module] = []
+    module = Custom("dropout twice")
+    module.dropout.register_forward_hook(lambda layer, inputs, output: calls.append(layer))
+    net = split(module, None, X)
+    calls.clear()
+    net(X)
+    assert [type(layer) for layer in calls] == [nn.Dropout] * 2
+
+
+@pytest.mark.parametrize("head", [None, "1.2"])
+def test_hooks_of_a_sequential_that_is_cut_are_refused(head: str | None) -> None:
+    inside = chain()
+    inside.register_forward_hook(lambda *call: None)
+    module = inside if head is None else nn.Sequential(nn.Flatten(), inside)
+    with pytest.raises(UserError, match="the model's head lies inside an nn"):
+        split(module, head, X)
+    assert split(module, "all", X).head_layer == "all"
+
+
 def test_one_activation_for_all_places_keeps_every_place() -> None:
     relu, drop = nn.ReLU(), nn.Dropout(0.5)
     module = nn.Sequential(nn.Linear(6, 5), relu, drop, nn.Linear(5, 4), relu, drop, nn.Linear(4, 3))

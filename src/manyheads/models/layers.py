@@ -9,13 +9,17 @@ from manyheads.errors import UserError
 
 
 def replace_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]) -> None:
-    """Replace every layer for which ``make(layer)`` is not None, in all its places; it is called once per layer."""
+    """Replace every layer for which ``make(layer)`` is not None, in all its places; it is called once per layer.
+
+    What the user's code does around a layer, by hooks, it does around the new one.
+    """
     made: dict[nn.Module, nn.Module | None] = {}
     for name, layer in list(net.named_modules(remove_duplicate=False)):
         if layer not in made:
             made[layer] = make(layer)
         new = made[layer]
         if name and new is not None:
+            vars(new).update({own: value for own, value in vars(layer).items() if "_hook" in own})
             put(net, name, new)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.dropout import Dropout
-from manyheads.models.layers import children, owns_parameters, put, replace_layers, unshare_layers
+from manyheads.models.layers import children, has_hooks, owns_parameters, put, replace_layers, unshare_layers
 from manyheads.models.norm import own_batchnorm
 from manyheads.models.split import Split
 from manyheads.models.straight import straightened
@@ -118,6 +118,11 @@ def _is_in_sequentials(whole: nn.Module, head: str) -> bool:
 def _sliced(sequence: nn.Module, parts: list[str]) -> tuple[nn.Module, nn.Module]:
     """What comes before a layer of nested Sequentials and what comes from it on, both with their names."""
     assert isinstance(sequence, nn.Sequential)
+    if has_hooks(sequence):
+        raise UserError(
+            "the model's head lies inside an nn.Sequential with hooks, which would be lost where it is cut: register"
+            " them on a layer inside it."
+        )
     layers = list(children(sequence).items())
     first, *rest = parts
     at = [name for name, _ in layers].index(first)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import UserError, user_code
 from manyheads.models.dropout import Dropout
-from manyheads.models.layers import put
+from manyheads.models.layers import replace_layers
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, statistics
 from manyheads.randomness import generator_states
@@ -98,9 +98,8 @@ def watched(net: Split, example: Tensor) -> Split:
     net.moving = tuple(name for name, buffer in kept.items() if not torch.equal(buffer, before[name]))
     net.mixes_samples = not alike(beside_others[0], beside_itself[0])
     net.varying = tuple(name for name, row in expected.items() if not alike(alone[name], row))
-    for name, module in list(net.named_modules()):
-        if isinstance(module, Dropout) and name in often:
-            put(net, name, nn.Dropout(module.p))
+    repeated = {net.get_submodule(name) for name in often}
+    replace_layers(net, lambda layer: nn.Dropout(layer.p) if isinstance(layer, Dropout) and layer in repeated else None)
     return net
 
 
