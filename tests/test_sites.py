@@ -38,6 +38,15 @@ def test_a_process_is_known_by_its_workers_and_their_files() -> None:
     assert whose((range(3, 4), range(3)), "~/s-{worker}.npz") == names
 
 
+def test_a_line_about_many_workers_has_room_for_what_to_do() -> None:
+    many = (range(1000, 2000), range(1000))
+    names = ["workers 1000 to 1999 (s-1000.npz to s-1999.npz)", "workers 0 to 999 (s-0.npz to s-999.npz)"]
+    assert whose(many, "s-{worker}.npz") == names
+    with pytest.raises(UserError, match=r"of workers 0, 2, .*, 38, 980 more: number the workers of a site consec"):
+        place(_marked([[*range(0, 2000, 2)], [*range(1, 2000, 2)]]))
+    assert str(Sites((range(4),), 12, 1.0).given_up()).startswith("workers 4 to 11 were away for more than 1 s")
+
+
 @pytest.mark.parametrize(
     ("workers", "message"),
     [

@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyheads.units import counted, human_bytes, human_seconds, no_finer, plural, plus_minus, short
+from manyheads.units import counted, human_bytes, human_seconds, no_finer, plural, plus_minus, short, some
 
 
 @pytest.mark.parametrize(
@@ -56,3 +56,8 @@ def test_a_mean_stands_alone_where_it_has_no_deviation() -> None:
 def test_one_is_called_otherwise_than_several(noun: str, several: str) -> None:
     assert [plural(noun, count) for count in (0, 1, 2)] == [several, noun, several]
     assert [counted(count, noun) for count in (1, 2)] == [f"1 {noun}", f"2 {several}"]
+
+
+def test_of_many_names_the_first_are_given() -> None:
+    assert [some("abcde"[:count]) for count in (0, 1, 3, 5)] == ["", "a", "a, b, c", "a, b, c, 2 more"]
+    assert some("abc", 1, between="; ") == "a; 2 more"

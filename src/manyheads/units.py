@@ -1,7 +1,7 @@
 """Sizes, times, numbers, their deviations and what they count, as people read them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 _NUMBER = re.compile(r"(?P<digits>-?\d+\.?(?P<decimals>\d*))(?P<power>(e[+-]\d+)?)(?P<unit>( .+)?)")
 
@@ -37,6 +37,12 @@ def plural(noun: str, count: float) -> str:
 def counted(count: int, noun: str) -> str:
     """So many of them: ``1 round``, ``2 rounds``."""
     return f"{count} {plural(noun, count)}"
+
+
+def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
+    """The first few of some names, and how many more there are: ``a, b, c, 2 more``."""
+    more = [f"{len(names) - most} more"] if len(names) > most else []
+    return between.join([*names[:most], *more])
 
 
 def short(value: float, digits: int = 3) -> str:

@@ -169,3 +169,5 @@ def test_a_server_averages_by_shares_of_all_workers(lab: SimpleNamespace, weight
     ):
         ctx.average(ctx.initial, WHOLE, weights)
     assert ctx.average(ctx.initial, WHOLE, [1, 0, 0, 1]).params.keys() == ctx.initial.params.keys()
+    with pytest.raises(UserError, match=r"average: weights \[1, 1, 1, 997 more\] do not fit 4 workers"):
+        ctx.average(ctx.initial, WHOLE, np.ones(1000, dtype=int))

@@ -16,6 +16,7 @@ import pytest
 
 from manyheads.cli import compare, main
 from manyheads.cli.tables import result_table
+from manyheads.errors import UserError
 from manyheads.files import locked
 from manyheads.jobs import Job, News
 from manyheads.report import open_comparison
@@ -233,6 +234,14 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(capsys: pytest.CaptureFi
     assert main(["compare", "local", *SMALL, "--lr", "1e30", "--clip", "0", "--tune", "1", "2", "--out", "none"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("manyheads: 1 failed: local. The first: the loss of worker ")
+
+
+def test_where_many_runs_fail_the_line_still_says_why(tmp_path: Path) -> None:
+    failed = {f"deprl, graph ring, seed {seed}": News(seed, "failed", error="it broke.") for seed in range(100)}
+    with pytest.raises(UserError) as error:
+        compare._conclude(tmp_path, [], [], failed, quiet=True)
+    named = "; ".join(list(failed)[:3])
+    assert str(error.value) == f"100 failed: {named}; 97 more. The first: it broke."
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -18,6 +18,7 @@ from manyheads.models.split import Split
 from manyheads.network.base import Network
 from manyheads.randomness import generator
 from manyheads.tree import Buffers, Params, group, select
+from manyheads.units import some
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ class Context:
         """Average some groups, and the statistics that travel with them, over all workers by their weights [N]."""
         weights = np.asarray(weights)
         if weights.shape != (self.network.num_workers,) or not (weights >= 0).all() or not 0 < weights.sum() < np.inf:
+            given = some([*map(str, weights.flatten().tolist())])
             raise UserError(
-                f"average: weights {weights.tolist()} do not fit {self.network.num_workers} workers: give each of"
+                f"average: weights [{given}] do not fit {self.network.num_workers} workers: give each of"
                 " them a number of at least 0, and at least one a number above 0."
             )
         sent = self._sent(state, groups)

@@ -23,7 +23,7 @@ from manyheads.report import open_comparison, write
 from manyheads.report.spreadsheets import reported
 from manyheads.store.layout import EXPERIMENT, finished_rounds, read_description
 from manyheads.tune import FACTORS, Tuning, choose, tunings, with_rates
-from manyheads.units import counted
+from manyheads.units import counted, some
 
 USAGE = "manyheads compare ALGORITHM... [options] --out DIR"
 ABOUT = "Run several algorithms, options and seeds side by side, over the cores, and report on them."
@@ -155,7 +155,7 @@ def _conclude(
         print(*said, page, sep="\n\n")
     if failed:
         reason = next(iter(failed.values())).error
-        raise UserError(f"{len(failed)} failed: {'; '.join(failed)}. The first: {reason}")
+        raise UserError(f"{len(failed)} failed: {some([*failed], between='; ')}. The first: {reason}")
 
 
 def _run(

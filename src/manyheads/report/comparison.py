@@ -17,7 +17,7 @@ from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.report.naming import shown, slugs, words
 from manyheads.topology import parse_graph
-from manyheads.units import short
+from manyheads.units import short, some
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
 """Options that an algorithm without neighbours ignores."""
@@ -27,9 +27,6 @@ _RATES = frozenset({"batch_size", "lr", "head_lr", "momentum", "weight_decay", "
 
 _IDS = frozenset({"teacher"})
 """Options that mean nothing to people: named only if no others distinguish two systems."""
-
-_NAMED = 3
-"""Folders of a kind that a refusal names."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +241,7 @@ def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None
         for run in runs:
             places.setdefault(shown(run.options.get(name)), []).append(_within(folder, run.path))
         if name != "seed" and len(places) > 1:
-            has = "; ".join(f"{value} in {_some(places[value])}" for value in sorted(places))
+            has = "; ".join(f"{value} in {some(places[value])}" for value in sorted(places))
             raise UserError(
                 f"the runs under {folder} disagree on {flag(name)} ({system.label} ran with {has}): move some away,"
                 " or report on them separately."
@@ -269,12 +266,6 @@ def _check_code(folder: Path, runs: Sequence[Finished]) -> None:
 
 def _within(folder: Path, path: Path) -> str:
     return path.relative_to(folder).as_posix()
-
-
-def _some(names: Sequence[str]) -> str:
-    """The first few of some names, and how many more there are."""
-    more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
-    return ", ".join([*names[:_NAMED], *more])
 
 
 def _systems(runs: Sequence[Finished]) -> list[System]:
