@@ -1,6 +1,6 @@
 """Record: what is known about a run after a round; its fields are the columns of metrics.jsonl and summary.json."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 _MEASURED = ("similarity_", "theory_")
@@ -66,6 +66,9 @@ class Record:
 
     def metrics(self) -> dict[str, Any]:
         """The line of metrics.jsonl; similarities and the terms of M(k) only where they were measured."""
-        values = asdict(self)
-        del values["per_worker"]
-        return {name: value for name, value in values.items() if value is not None or not name.startswith(_MEASURED)}
+        # Not by asdict, which would first copy every worker's values.
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if name != "per_worker" and (value is not None or not name.startswith(_MEASURED))
+        }

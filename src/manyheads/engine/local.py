@@ -114,9 +114,10 @@ class LocalEngine:
         sums = torch.zeros(3, shards.num_workers, dtype=torch.float64, device=self.device)
         counts = dict(enumerate(shards.sizes))
         most, weights = _FORWARD_BATCH[self.device.type], sum(leaf[:1].numel() for leaf in params.values())
+        inputs_each = shards.x[:1].numel()
 
         def together(width: int) -> int:
-            return _STACKED // max(weights, width * shards.x[:1].numel())
+            return _STACKED // max(weights, width * inputs_each)
 
         def width_of(count: int) -> int:
             padded = narrowest(count, most)
