@@ -149,34 +149,33 @@ class LocalEngine:
         self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
     ) -> Params:
         moving = [name for name in params if group(name) in phase.update]
-        train = self.work.train
+        work, train, rows = self.work, self.work.train, range(self.work.train.num_workers)
+        if batches is None:
+            plan = in_widths(train, rows, _FORWARD_BATCH[self.device.type])
+        else:
+            plan = schedule(train, rows, work.ids, replace(phase, amount=batches), work.source, round)
+        drawn = {row: plan.drawn(column) for column, row in enumerate(plan.rows)}
 
         def one(row: int) -> list[Tensor]:
             model = self._model(params, buffers, row)
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(group(name) in phase.update)
             leaves = [model.get_parameter(name) for name in moving]
-            here = train.rows(row)
-            if batches is None:
-                positions = np.arange(here.start, here.stop)
-            else:
-                first = replace(phase, amount=batches)
-                plan = schedule(train, [row], self.work.ids, first, self.work.source, round)
-                positions = plan.drawn(0) if plan.rows else np.empty(0, np.int64)
+            entries = drawn.get(row, np.empty(0, np.int64))
             constants = {name: leaf[row] for name, leaf in phase.constants.items()}
             total = [torch.zeros_like(leaf) for leaf in leaves]
             with self._seed(phase.stream, row, round):
-                for span in self._passes(slice(0, len(positions))):
-                    part = torch.from_numpy(positions[span]).to(self.device)
+                for span in self._passes(slice(0, len(entries))):
+                    part = torch.from_numpy(entries[span]).to(self.device)
                     outputs = model.outputs(model.features(train.x.index_select(0, train.index[part])))
                     sums = summed_loss(phase.objective, outputs, train.y[part], constants, None)
-                    loss = sums / len(positions)
+                    loss = sums / len(entries)
                     gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
                     for sum_, g in zip(total, gradients, strict=True):
                         sum_ += g
             return total
 
-        each = self._each(one, range(train.num_workers))
+        each = self._each(one, rows)
         return {name: torch.stack([worker[k] for worker in each]) for k, name in enumerate(moving)}
 
     def _chunks(
