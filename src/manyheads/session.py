@@ -156,12 +156,7 @@ def open_session(
     everyone, mixing = federation_of(experiment, dataset, own), mixing_of(experiment)
     placement = sites.placement if sites else blocks(everyone.train.sizes, processes.count)
     hosted = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
-    model = initial_model(experiment, hosted)
-    if constants is not None:
-        take_constants(model, constants)
-    if processes.count > 1:
-        check_same_weights(processes, model)
-        agree_on_statistics(processes, model)
+    model = _model(experiment, hosted, processes, constants)
     notes = check_training(experiment, model, hosted)
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(hosted, device, experiment.dtype)
@@ -177,10 +172,6 @@ def open_session(
     notes += _remarks(experiment, model, in_sites=sites is not None)
     if device.type == "cuda" and not runtime.deterministic:
         notes.append("A GPU repeats these numbers up to rounding, not bit for bit; --deterministic does.")
-    floor = None
-    # The floor only means something beside accuracies.
-    if experiment.metric is None and hosted.num_classes is not None:
-        floor = mean_floor(network.gather(hosted.majority_floors()))
     return Session(
         experiment=experiment,
         runtime=runtime,
@@ -192,7 +183,7 @@ def open_session(
         mixing=mixing,
         ctx=ctx,
         device=device,
-        majority_floor=floor,
+        majority_floor=_majority_floor(experiment, hosted, network),
         notes=notes,
     )
 
@@ -226,6 +217,19 @@ def _load(data: str | Dataset, own: range | None, runtime: Runtime, progress: Do
     if isinstance(data, Dataset):
         return data
     return load(data, runtime.data_dir, progress) if own is None else load_sites(data, own)
+
+
+def _model(
+    experiment: Experiment, hosted: Federation, processes: Processes, constants: Mapping[str, Tensor] | None
+) -> Split:
+    """The net with its first weights, on which all processes agree."""
+    model = initial_model(experiment, hosted)
+    if constants is not None:
+        take_constants(model, constants)
+    if processes.count > 1:
+        check_same_weights(processes, model)
+        agree_on_statistics(processes, model)
+    return model
 
 
 def _network(
@@ -302,6 +306,13 @@ def _sizes(federation: Federation, algorithm: Algorithm, network: Network) -> np
     sizes = np.zeros(network.num_workers, dtype=np.int64)
     sizes[network.workers.start : network.workers.stop] = own
     return sizes
+
+
+def _majority_floor(experiment: Experiment, hosted: Federation, network: Network) -> float | None:
+    """The floor of all workers; None: the scores are no accuracies, beside which alone it means something."""
+    if experiment.metric is not None or hosted.num_classes is None:
+        return None
+    return mean_floor(network.gather(hosted.majority_floors()))
 
 
 def _remarks(experiment: Experiment, model: Split, *, in_sites: bool) -> Iterator[str]:
