@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,10 @@ from manyheads.agreement import check_alike, check_same_code, check_same_weights
 from manyheads.algorithms import DePRL
 from manyheads.errors import UserError
 from manyheads.experiment import Runtime
-from manyheads.network.processes import named
 from manyheads.own_code import hashes
+from manyheads.units import numbered
+
+_called = partial(numbered, "process")
 
 
 def _two(says: Callable[[str], str]) -> Any:
@@ -23,7 +26,7 @@ def _two(says: Callable[[str], str]) -> Any:
         text = json.dumps(own)
         return [json.loads(text), json.loads(says(text))]
 
-    return SimpleNamespace(gather_json=gather_json, called=named)
+    return SimpleNamespace(gather_json=gather_json, called=_called)
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "0.0"])
@@ -125,7 +128,13 @@ def _sites(count: int) -> Any:
     def gather_json(own: Any) -> list[Any]:
         return [own if isinstance(own, str) else dict.fromkeys("0123", "")] * count
 
-    return SimpleNamespace(count=count, tells_why=True, whose=None, gather_json=gather_json, called=named)
+    return SimpleNamespace(
+        count=count,
+        tells_why=True,
+        whose=None,
+        gather_json=gather_json,
+        called=_called,
+    )
 
 
 @pytest.mark.parametrize("kind", ["overlap", "reweighted"])

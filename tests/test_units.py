@@ -2,7 +2,7 @@
 
 import pytest
 
-from manyheads.units import counted, human_bytes, human_seconds, no_finer, plural, plus_minus, short, some
+from manyheads.units import counted, human_bytes, human_seconds, no_finer, numbered, plural, plus_minus, short, some
 
 
 @pytest.mark.parametrize(
@@ -61,3 +61,13 @@ def test_one_is_called_otherwise_than_several(noun: str, several: str) -> None:
 def test_of_many_names_the_first_are_given() -> None:
     assert [some("abcde"[:count]) for count in (0, 1, 3, 5)] == ["", "a", "a, b, c", "a, b, c, 2 more"]
     assert some("abc", 1, between="; ") == "a; 2 more"
+
+
+def test_many_numbers_are_given_by_their_ends() -> None:
+    numbers = [[3], [0, 1, 2], [*range(1000), 1001, 1003], range(0, 100, 2)]
+    assert [numbered("worker", each) for each in numbers[:3]] == [
+        "worker 3",
+        "workers 0, 1, 2",
+        "workers 0 to 999, 1001, 1003",
+    ]
+    assert numbered("process", numbers[3]).endswith("36, 38, 30 more")

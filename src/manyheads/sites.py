@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,7 @@ from manyheads.errors import Transient, UserError
 from manyheads.files import write_json
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.store.layout import SITE, read_object
-from manyheads.units import plural, some
-
-_FEW = 3
-"""Consecutive numbers that are named one by one."""
-_MOST_NAMED = 20
-"""Numbers that a message names: more could push what to do out of its line."""
+from manyheads.units import numbered, plural
 
 
 class Sites:
@@ -177,12 +172,7 @@ def _files(files: str, workers: range) -> str:
 
 
 def _workers(workers: Sequence[int]) -> str:
-    """Some workers by their numbers, ascending; a long stretch of these by its ends."""
-    stretches: list[str] = []
-    for _, numbered in groupby(enumerate(workers), lambda each: each[1] - each[0]):
-        numbers = [str(worker) for _, worker in numbered]
-        stretches += numbers if len(numbers) <= _FEW else [f"{numbers[0]} to {numbers[-1]}"]
-    return f"{plural('worker', len(workers))} {some(stretches, _MOST_NAMED)}"
+    return numbered("worker", workers)
 
 
 def _were(workers: Sequence[int]) -> str:

@@ -2,8 +2,14 @@
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
 _NUMBER = re.compile(r"(?P<digits>-?\d+\.?(?P<decimals>\d*))(?P<power>(e[+-]\d+)?)(?P<unit>( .+)?)")
+
+_FEW = 3
+"""Consecutive numbers that are given one by one."""
+_MOST_NUMBERS = 20
+"""More would push what to do out of a message's one line."""
 
 
 def human_bytes(count: float) -> str:
@@ -43,6 +49,15 @@ def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
     """The first few of some names, and how many more there are: ``a, b, c, 2 more``."""
     more = [f"{len(names) - most} more"] if len(names) > most else []
     return between.join([*names[:most], *more])
+
+
+def numbered(noun: str, numbers: Sequence[int]) -> str:
+    """Things by their numbers, ascending: ``worker 3``, ``workers 0, 1``, ``workers 0 to 9, 12``."""
+    stretches: list[str] = []
+    for _, found in groupby(enumerate(numbers), lambda each: each[1] - each[0]):
+        stretch = [str(number) for _, number in found]
+        stretches += stretch if len(stretch) <= _FEW else [f"{stretch[0]} to {stretch[-1]}"]
+    return f"{plural(noun, len(numbers))} {some(stretches, _MOST_NUMBERS)}"
 
 
 def short(value: float, digits: int = 3) -> str:

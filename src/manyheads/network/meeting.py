@@ -13,7 +13,8 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from manyheads.errors import Transient, UserError
 from manyheads.machine import local_rank, started_together
-from manyheads.network.processes import POLL_SECONDS, Processes, ask, named
+from manyheads.network.processes import POLL_SECONDS, Processes, ask
+from manyheads.units import numbered
 
 _FIRST_SPEAKS_SECONDS = 10.0
 
@@ -169,6 +170,6 @@ def _assemble(processes: Processes, store: Store) -> None:
 
 def _not_there(ranks: list[int], count: int, timeout: float) -> UserError:
     return Transient(
-        f"{named(ranks)} of {count} did not join within {timeout:g} s: check that all were started and are still"
-        " running."
+        f"{numbered('process', ranks)} of {count} did not join within {timeout:g} s: check that all were started and"
+        " are still running."
     )

@@ -26,7 +26,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 
 from manyheads.errors import Transient, UserError, one_line
 from manyheads.network.restarts import how_it_goes_on
-from manyheads.units import plural
+from manyheads.units import numbered, plural
 
 _BEAT_SECONDS = 0.5
 """How often a process writes to the store how far it has come."""
@@ -184,7 +184,7 @@ class Processes:
         if not ranks:
             return "a process"
         if self.whose is None:
-            return named(ranks)
+            return numbered("process", ranks)
         return f"the {plural('process', len(ranks))} of {' and '.join(self.whose[rank] for rank in ranks)}"
 
     def failure(self, line: str) -> str | None:
@@ -323,11 +323,6 @@ class Processes:
         answer = ask(question, seconds) if self._store_answers else None
         self._store_answers = answer is not None
         return answer
-
-
-def named(ranks: Sequence[int]) -> str:
-    """Some processes by their ranks, in words."""
-    return f"{plural('process', len(ranks))} {', '.join(map(str, ranks))}"
 
 
 def ask(question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
