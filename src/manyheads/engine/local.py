@@ -1,4 +1,4 @@
-"""The engine without graphs: workers in cache-sized chunks, one thread per core, ragged phases without waste."""
+"""The engine without graphs: workers in cache-sized chunks over the threads, ragged phases without waste."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -32,7 +32,7 @@ class Network(Protocol):
         ...
 
     def gather(self, values: Tensor) -> Tensor:
-        """Values [hosted workers, ...] of every process, in worker order: [N, ...]. For metrics only."""
+        """Values [hosted workers, ...] of every process, in worker order: [N, ...]. For metrics and sizes only."""
         ...
 
     def mean(self, params: Params) -> Params:
