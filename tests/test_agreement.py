@@ -75,6 +75,14 @@ def test_every_option_is_compared(lab, name, own, other):
         check_alike(two, experiment, Runtime(), experiment.data, in_sites=False)
 
 
+def test_of_another_graph_of_the_users_own_the_first_links_are_named(lab):
+    experiment = lab.tiny(DePRL())
+    other = f"links:{','.join(f'0-{i}' for i in range(1, 999))}"
+    two = _two(lambda text: json.dumps({**json.loads(text), "graph": other}))
+    with pytest.raises(UserError, match=r"with graph links:0-1,0-2,0-3,0-4,\.\.\. \(998, .*with graph ring: give "):
+        check_alike(two, experiment, Runtime(), experiment.data, in_sites=False)
+
+
 def test_versions_are_compared(lab):
     experiment = lab.tiny(DePRL())
     with pytest.raises(UserError, match=r"process 1 was started with version 0.* process 0 with version .* with torch"):

@@ -16,6 +16,7 @@ from manyheads.models.split import Split, constants_of, statistics
 from manyheads.network.processes import Processes
 from manyheads.own_code import changed, hashes
 from manyheads.sites import Sites, place, whose
+from manyheads.topology import brief
 
 _SAME_WEIGHTS = 1e-5
 _SAME_OPTIONS = "give all of them the same options, data and versions."
@@ -83,6 +84,7 @@ def check_alike(
                 if isinstance(value, dict) or isinstance(its, dict):
                     cure = _ONE_MODEL if name == "model" else cure
                     raise UserError(f"{this} does not have the same {name} as {that}: {cure}")
+                its, value = (brief(str(each)) for each in (its, value))
                 raise UserError(f"{this} was started with {name} {its}, {that} with {name} {value}: {cure}")
 
 

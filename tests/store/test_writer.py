@@ -50,6 +50,9 @@ def test_another_experiment_is_refused_by_the_options_that_differ(shelf: SimpleN
     shelf.start(tmp_path)
     with shelf.refused(tmp_path, r"\(graph ring there, full here; seed 1 there, 2 here\): choose another --out"):
         shelf.start(tmp_path, replace(shelf.experiment, graph="full", seed=2))
+    links = f"links:{','.join(f'0-{i}' for i in range(1, 999))}"
+    with shelf.refused(tmp_path, r"\(graph ring there, links:0-1,0-2,0-3,0-4,\.\.\. \(998, \w{4}\) here\): choose an"):
+        shelf.start(tmp_path, replace(shelf.experiment, graph=links))
     with shelf.refused(tmp_path, r"\(head_epochs 2 there, 5 here\)"):
         shelf.start(tmp_path, replace(shelf.experiment, algorithm=DePRL(head_epochs=5)))
     with shelf.refused(tmp_path, r"\(algorithm deprl there, d-psgd here; graph ring there, full here\)"):

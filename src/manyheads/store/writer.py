@@ -44,6 +44,7 @@ from manyheads.store.layout import (
     read_lines,
     read_object,
 )
+from manyheads.topology import brief
 
 _NAMED_DIFFERENCES = 3
 
@@ -269,4 +270,4 @@ def _differences(stored: dict[str, Any], experiment: Experiment) -> list[str]:
 def _shown(value: Any) -> str:
     if isinstance(value, dict) and "kind" in value:
         return f"{value['kind']} {value.get('sha256', '')[:8]}".strip()
-    return "not given" if value is None else str(value)
+    return "not given" if value is None else brief(str(value))
