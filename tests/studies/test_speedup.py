@@ -12,7 +12,7 @@ from manyheads.studies import get_study
 from manyheads.studies.published import speeds
 from manyheads.studies.records import Records
 from manyheads.studies.speedup import convergence_time, time_to_accuracy
-from manyheads.studies.trial import PAPER, QUICK, QUICK, without_repeats
+from manyheads.studies.trial import PAPER, QUICK, without_repeats
 
 
 def _run(*accuracies: float) -> SimpleNamespace:
