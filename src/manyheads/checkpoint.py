@@ -17,22 +17,37 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from manyheads.errors import Transient, UserError
-from manyheads.files import make_folder, sha256, wait_until, write_atomically, write_tensors
+from manyheads.errors import Transient, UserError, first_line, is_out_of_memory
+from manyheads.files import fits, make_folder, read_json, sha256, wait_until, write_atomically, write_tensors
 from manyheads.tree import Buffers, Params
 
 _KEPT = 2
 _MANIFEST = "manifest.json"
 _GENERATION = "generation"
+_COUNT = range(2**63)
+_ROWS_FILE = {"name": str, "first": _COUNT, "stop": _COUNT, "sha256": str, "on_wire": _COUNT}
+_READY = {"generation": str, **_ROWS_FILE}
+"""What waits beside a file of rows until the checkpoint is complete."""
+_SEALED = {
+    "run_id": str,
+    "round": _COUNT,
+    "num_workers": _COUNT,
+    "generation": str,
+    "seconds": float,
+    "files": [_ROWS_FILE],
+    "sha256": str,
+}
+"""What a manifest's file holds."""
+_ABOUT = {"params": [str], "buffers": [str], "simulated_seconds": float}
+"""The metadata of a file of rows."""
 
 
 @dataclass(frozen=True)
@@ -176,8 +191,9 @@ class Checkpoints:
 
     def _written(self, place: Path) -> tuple[RowsFile, ...]:
         """The rows files that the processes of this start have written, in the order of the workers."""
-        entries = [json.loads(path.read_bytes()) for path in place.glob("rows-*.json")]
-        rows = [RowsFile(**entry) for entry in entries if entry.pop("generation") == self.generation]
+        entries = [read_json(path) for path in place.glob("rows-*.json")]
+        ours = [entry for entry in entries if fits(entry, _READY) and entry.pop("generation") == self.generation]
+        rows = [RowsFile(**entry) for entry in ours]
         return tuple(sorted(rows, key=lambda each: each.first))
 
     def _prune(self, round: int, files: set[str]) -> None:
@@ -220,12 +236,25 @@ def latest_round(folder: Path) -> int:
 
 def covers(blocks: Iterable[range], num_workers: int) -> bool:
     """Whether blocks in ascending order hold every worker once."""
-    return [*chain(*blocks)] == [*range(num_workers)]
+    held = [*blocks]
+    return all(held) and [*(each.start for each in held), num_workers] == [0, *(each.stop for each in held)]
 
 
 def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
     """The snapshot of some workers, whatever blocks they were written in."""
     place = _place(folder, manifest.round)
+    try:
+        return _read(place, manifest, workers)
+    except (SafetensorError, KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        # The hashes are right, so that it was not damaged but made by somebody else.
+        raise UserError(
+            f"{place} is no checkpoint of this run ({first_line(error)}): put it back, or delete it."
+        ) from None
+
+
+def _read(place: Path, manifest: Manifest, workers: range) -> Snapshot:
     parts: dict[str, list[Tensor]] = {}
     about: dict[str, Any] = {}
     files = manifest.holding(workers)
@@ -237,6 +266,9 @@ def read(folder: Path, manifest: Manifest, workers: range) -> Snapshot:
                 parts.setdefault(name, []).append(file.get_slice(name)[wanted])
     # Copied even from a single file: without that a leaf is a view of the file, which is deleted later in the run.
     leaves = {name: torch.cat(blocks) for name, blocks in parts.items()}
+    lengths = {len(leaf) for leaf in leaves.values()}
+    if not fits(about, _ABOUT) or lengths != {len(workers)} or {leaves[n].ndim for n in ("sent", "received")} != {1}:
+        raise ValueError("it does not have the rows of these workers")
     return Snapshot(
         round=manifest.round,
         params={name: leaves[f"params.{name}"] for name in about["params"]},
@@ -286,15 +318,16 @@ def _verify(place: Path, round: int, workers: range | None) -> Manifest:
 
 
 def _read_manifest(place: Path, round: int) -> Manifest:
-    try:
-        values = json.loads((place / _MANIFEST).read_bytes())
-        seal = values.pop("sha256")
-        manifest = Manifest(**{**values, "files": tuple(RowsFile(**rows) for rows in values["files"])})
-        elsewhere = [rows.name for rows in manifest.files if rows.name != Path(rows.name).name]
-    except (OSError, ValueError, KeyError, AttributeError, TypeError):
-        raise _Damaged(f"{_MANIFEST} cannot be read") from None
+    values = read_json(place / _MANIFEST)
+    if not fits(values, _SEALED):
+        raise _Damaged(f"{_MANIFEST} cannot be read")
+    seal = values.pop("sha256")
+    manifest = Manifest(**{**values, "files": tuple(RowsFile(**rows) for rows in values["files"])})
+    elsewhere = [rows.name for rows in manifest.files if rows.name != Path(rows.name).name]
     if seal != _fingerprint(values):
         raise _Damaged(f"sha mismatch in {_MANIFEST}")
+    if not covers((range(rows.first, rows.stop) for rows in manifest.files), manifest.num_workers):
+        raise _Damaged(f"{_MANIFEST} does not name the rows of every worker once")
     if manifest.round != round:
         raise _Damaged(f"{_MANIFEST} is of round {manifest.round}")
     if elsewhere:

@@ -57,6 +57,7 @@ def test_a_description_is_an_experiments(tmp_path: Path, shelf) -> None:
         ("lr", -1.0, "--lr -1.0 is not positive"),
         ("norm", "none", "unknown --norm 'none'"),
         ("link_failure", [0.5], "--link-failure (list) is of the wrong type"),
+        ("weights", {"kind": "module"}, "unknown --weights '(dict)'"),
     ],
 )
 def test_a_description_that_was_edited_says_what_is_wrong(
@@ -78,9 +79,14 @@ def test_a_record_that_was_edited_is_damaged(tmp_path: Path, shelf) -> None:
         assert read(path) == whole
         for key in whole:
             lacking = {other: value for other, value in whole.items() if other != key}
-            for damaged in ({**whole, key: [1]}, {**whole, key: math.nan}, *([lacking] if key != "runtime" else [])):
+            # The last two: what no float holds, and half a character, which no report could be written with.
+            values = [[1], math.nan, math.inf, True, 10**400, "\ud800"]
+            for damaged in (*({**whole, key: it} for it in values), *([lacking] if key != "runtime" else [])):
                 path.write_text(json.dumps(damaged) + "\n")
                 assert read(path) is None, damaged
+        for key in ("workers_without_test", "bytes_on_wire"):
+            path.write_text(json.dumps({**whole, key: -1}) + "\n")
+            assert read(path) is None, key
 
 
 @given(rounds=st.lists(st.integers(0, 999), max_size=5), cut=st.integers(0, 80))

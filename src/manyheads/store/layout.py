@@ -1,6 +1,5 @@
 """What lies where in the folder of a run or a comparison, and how JSON is read that a killed process damaged."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from manyheads.algorithms import Local
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
+from manyheads.files import fits, parse_json, read_json
 from manyheads.recipes import Recipe
 from manyheads.record import Record
 
@@ -44,49 +44,52 @@ EARLIER = "earlier"
 SIZES = "sizes.json"
 """In a study's record of a run: train and test samples of every worker."""
 
-_NUMBER = (int, float)
-_METRIC = (int, float, NoneType)
+_OBJECTS = ("data", "model", "loss", "metric", "transform")
+"""Fields of an experiment that may hold what a file can only describe."""
+_COUNT, _POSITIVE = range(2**63), range(1, 2**63)
+_METRIC = (float, NoneType)
 """null: it was not finite."""
+_OPTION = (str, bool, float)
+"""Only types; an Experiment checks the words and numbers themselves."""
 _RECORD = {
     **{
-        spec.name: spec.type if spec.type in (int, str) else _METRIC
+        spec.name: {int: _COUNT, str: str}.get(spec.type, _METRIC)
         for spec in fields(Record)
         if spec.name != "round" and spec.default is spec.default_factory is MISSING
     },
     # What is counted always has a value.
-    "bytes_sent_per_worker": _NUMBER,
-    "seconds": _NUMBER,
+    "bytes_sent_per_worker": float,
+    "seconds": float,
 }
 _NEEDED: dict[str, dict[str, Any]] = {
-    # Only types; an Experiment checks the words and numbers themselves.
     EXPERIMENT: {
-        **dict.fromkeys((spec.name for spec in fields(Recipe)), (str, *_NUMBER)),
-        **dict.fromkeys(("norm", "workers", "split", "relabel", "graph", "schedule", "seed"), (str, *_NUMBER)),
+        **dict.fromkeys((spec.name for spec in fields(Recipe)), _OPTION),
+        **dict.fromkeys(("norm", "workers", "split", "relabel", "graph", "schedule", "seed"), _OPTION),
         "algorithm": dict,
         "data": (str, dict),
         "model": (str, dict),
         "precision": (str, NoneType),
     },
-    METRICS: {"round": int, **_RECORD},
-    WORKERS: {"round": int},
+    METRICS: {"round": _COUNT, **_RECORD},
+    WORKERS: {"round": _COUNT},
     MODEL: {
-        "input_shape": list,
-        "num_outputs": int,
+        "input_shape": [_POSITIVE],
+        "num_outputs": _POSITIVE,
         # null: a regression; inputs that were made of other numbers than bytes.
-        "num_classes": (int, NoneType),
-        "pixels": (dict, NoneType),
+        "num_classes": (_POSITIVE, NoneType),
+        "pixels": ({"scale": _POSITIVE, "mean": [float], "std": [float]}, NoneType),
         "models_sha256": str,
     },
-    SUMMARY: {"rounds": int, **_RECORD},
-    SITE: {"workers": list, "away": dict, "disturbances": list},
-    SIZES: {"train": list, "test": list},
+    SUMMARY: {"rounds": _POSITIVE, **_RECORD},
+    SITE: {"workers": [_COUNT], "away": dict, "disturbances": [str]},
+    SIZES: {"train": [_COUNT], "test": [_COUNT]},
 }
-"""File -> the keys that it, or every line of it, must have, and their types."""
+"""File -> the keys that it, or every line of it, must have, and their kinds."""
 _ALLOWED: dict[str, dict[str, Any]] = {
-    MODEL: {"first_worker": int, "num_workers": int},
-    SUMMARY: {"notes": list, "runtime": dict, "evaluated_rounds": int},
+    MODEL: {"first_worker": _COUNT, "num_workers": _POSITIVE},
+    SUMMARY: {"notes": [str], "runtime": dict, "title": str, "evaluated_rounds": _COUNT},
 }
-"""Keys that may be missing, and their types."""
+"""Keys that may be missing, and their kinds."""
 
 
 def read_description(path: Path) -> dict[str, Any]:
@@ -95,7 +98,8 @@ def read_description(path: Path) -> dict[str, Any]:
     if values is None or not isinstance(values["algorithm"].get("name"), str):
         raise UserError(f"{path} is damaged or not a manyheads experiment: put it back, or move its folder away.")
     known = {spec.name for spec in fields(Experiment)} - {"algorithm"}
-    plain = {name: value for name, value in values.items() if name in known and not isinstance(value, dict)}
+    described = {name for name in _OBJECTS if isinstance(values.get(name), dict)}
+    plain = {name: value for name, value in values.items() if name in known - described}
     try:
         # Local, which allows any number of workers, stands in for the algorithm, which may be the user's own.
         Experiment(algorithm=Local(), **plain)
@@ -106,13 +110,7 @@ def read_description(path: Path) -> dict[str, Any]:
 
 def read_object(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None: there is none, or it is damaged, or is not what a file of that name holds."""
-    try:
-        return _object(path.read_bytes(), path.name)
-    except PermissionError:
-        # The file is there: it must not be taken for missing.
-        raise
-    except OSError:
-        return None
+    return _checked(read_json(path), path.name)
 
 
 def finished_rounds(folder: Path) -> int:
@@ -127,22 +125,13 @@ def read_lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any] | None]]:
         return
     with path.open("rb") as file:
         for line in file:
-            yield line, _object(line, path.name) if line.endswith(b"\n") else None
+            yield line, _checked(parse_json(line), path.name) if line.endswith(b"\n") else None
 
 
-def _object(text: bytes, name: str) -> dict[str, Any] | None:
-    """The object in a JSON text, if it is what a file of that name holds."""
-    try:
-        value = json.loads(text, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return None
+def _checked(value: Any, name: str) -> dict[str, Any] | None:
+    """An object, if it is what a file of that name holds."""
     needed = _NEEDED.get(name, {})
     if not isinstance(value, dict) or not needed.keys() <= value.keys():
         return None
-    types = needed | _ALLOWED.get(name, {})
-    return value if all(isinstance(value[key], types[key]) for key in types if key in value) else None
-
-
-def _refuse(constant: str) -> None:
-    """NaN and the infinite, which we never write."""
-    raise ValueError(constant)
+    kinds = needed | _ALLOWED.get(name, {})
+    return value if all(fits(value[key], kinds[key]) for key in kinds if key in value) else None
