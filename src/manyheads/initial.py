@@ -15,7 +15,7 @@ from manyheads.experiment import Experiment
 from manyheads.files import DTYPES
 from manyheads.models.split import Split, constants_of, drawn_layers, hold_still, statistics
 from manyheads.randomness import every_seed, key
-from manyheads.tree import Params, shapes, stack
+from manyheads.tree import Params, forms, stack
 
 
 def num_outputs(federation: Federation) -> int:
@@ -50,7 +50,7 @@ def initial_model(experiment: Experiment, federation: Federation) -> Split:
 
 def take_constants(model: Split, constants: Mapping[str, Tensor]) -> None:
     """Replace the weights that no worker trains by those of a run."""
-    if shapes(constants_of(model)) != shapes(constants):
+    if forms(constants_of(model)) != forms(constants):
         raise UserError(
             "the run's weights with requires_grad=False do not fit this model and data: give those of the run."
         )

@@ -76,13 +76,13 @@ def by_row(values: Tensor, leaf: Tensor) -> Tensor:
     return values.view(-1, *[1] * (leaf.ndim - 1))
 
 
-def shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """The shape of every leaf, to see whether two trees can replace each other."""
-    return {name: leaf.shape for name, leaf in leaves.items()}
+def forms(leaves: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and type of every leaf, to see whether two trees can replace each other."""
+    return {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
 
 
 def row_shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """The same for one worker's row of leaves [W, ...], whatever W is."""
+    """The shape of one worker's row of leaves [W, ...], whatever W is."""
     return {name: leaf.shape[1:] for name, leaf in leaves.items()}
 
 

@@ -246,9 +246,17 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
     described = tmp_path / "model.json"
     whole = described.read_text()
     lacking = [{name: value for name, value in ABOUT.items() if name != gone} for gone in ABOUT]
-    wrong = [
-        {**ABOUT, **it} for it in ({"num_classes": "3"}, {"pixels": 255}, {"input_shape": 6}, {"models_sha256": 7})
+    pixels = {"scale": 16, "mean": [0.0], "std": [1.0]}
+    bytes_as = ({"mean": ["0"]}, {"mean": 0}, {"mean": []}, {"mean": [0, 0]}, {"std": [0]}, {"scale": 0}, {"more": 1})
+    values = [
+        *({"num_classes": it} for it in ("3", 4, True)),
+        *({"input_shape": it} for it in (6, [0], ["6"])),
+        *({"num_outputs": it} for it in (0, 10**400)),
+        *({"pixels": it} for it in (255, {}, *({**pixels, **it} for it in bytes_as))),
+        *({name: it} for name in ("first_worker", "num_workers") for it in (-1, 5)),
+        {"models_sha256": 7},
     ]
+    wrong = [{**ABOUT, **it} for it in values]
     for content in ("", *map(json.dumps, [*lacking, *wrong])):
         described.write_text(content)
         with shelf.refused(tmp_path, r"model\.json is damaged: put it back, or delete summary\.json and continue"):
@@ -261,6 +269,24 @@ def test_a_wrong_worker_model_or_file_is_said_in_one_line(shelf: SimpleNamespace
     described.write_text(json.dumps({**ABOUT, "models_sha256": sha256(path)}))
     with shelf.refused(tmp_path, r"models\.safetensors cannot be read"):
         Run.open(tmp_path, model=own).model(0)
+    described.write_text(json.dumps({**ABOUT, "pixels": pixels}))
+    assert Run.open(tmp_path, model=own).describe_model()["pixels"] == pixels
+
+
+def test_models_of_other_workers_or_of_another_type_are_refused(shelf: SimpleNamespace, tmp_path: Path) -> None:
+    """Also where the hash was made to fit."""
+    directory, made = shelf.start(tmp_path), nets(shelf.experiment, (6,))
+    stacked = {name: torch.stack([net.state_dict()[name] for net in made]) for name in made[0].state_dict()}
+    first = next(iter(stacked))
+    for change, said in (
+        (lambda leaf: leaf[:1], r"models\.safetensors holds the models of other workers than model\.json says: put it"),
+        (lambda leaf: leaf[0, 0, 0], "holds the models of other workers"),
+        (lambda leaf: leaf.double(), "the model does not fit the weights"),
+        (lambda leaf: leaf.flatten(1), "the model does not fit the weights"),
+    ):
+        directory.save_models({**stacked, first: change(stacked[first])}, {**ABOUT})
+        with shelf.refused(tmp_path, said):
+            Run.open(tmp_path).model(0)
 
 
 def test_models_are_used_only_as_they_were_written(shelf: SimpleNamespace, tmp_path: Path) -> None:

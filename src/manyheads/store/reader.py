@@ -32,7 +32,7 @@ from manyheads.store.layout import (
     read_lines,
     read_object,
 )
-from manyheads.tree import shapes
+from manyheads.tree import forms
 from manyheads.units import counted
 
 _ANEW = f"put it back, or delete {SUMMARY} and continue the run, which writes it again."
@@ -122,7 +122,8 @@ class Run:
         if (ended := self.summary()) is not None and not finished_rounds(self.path):
             has = f"was finished with {counted(ended['rounds'], 'round')} and has gone on since"
             raise UserError(f"{self.path} {has}: continue it to its end{self._sooner()}.")
-        if (described := read_object(path)) is None:
+        described = read_object(path)
+        if described is None or not self._makes_sense(described):
             raise UserError(f"{path} is damaged: {_ANEW}")
         return described
 
@@ -152,14 +153,27 @@ class Run:
         try:
             self._check_models(described)
             with safe_open(path, framework="pt") as file:
-                weights = {name: file.get_slice(name)[hosted.index(worker)] for name in file.keys()}  # noqa: SIM118
+                rows = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+                if any(row.get_shape()[:1] != [len(hosted)] for row in rows.values()):
+                    raise UserError(f"{path} holds the models of other workers than {MODEL} says: {_ANEW}")
+                weights = {name: row[hosted.index(worker)] for name, row in rows.items()}
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} cannot be read ({error}): {_ANEW}") from None
         weights |= self.constants()
-        if shapes({**dict(net.named_parameters()), **statistics(net)}) != shapes(weights):
+        if forms({**dict(net.named_parameters()), **statistics(net)}) != forms(weights):
             raise UserError(f"the model does not fit the weights in {path}: give the one that was trained.")
         net.load_state_dict(weights, strict=False)
         return net.eval()
+
+    def _makes_sense(self, described: dict[str, Any]) -> bool:
+        """Whether the values of a model.json go together."""
+        everyone, pixels = self.description["workers"], described["pixels"] or {"mean": [0], "std": [1]}
+        return (
+            described.get("first_worker", 0) + described.get("num_workers", everyone) <= everyone
+            and described["num_classes"] in (None, described["num_outputs"])
+            and {len(pixels["mean"]), len(pixels["std"])} <= {1, *described["input_shape"][:1]}
+            and 0 not in pixels["std"]
+        )
 
     def _check_models(self, described: dict[str, Any]) -> None:
         """Refuse models that are not as they were written."""
