@@ -75,7 +75,20 @@ def test_the_round_to_go_on_from() -> None:
     assert resume_round([[], []]) == 0
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"workers": [0]}', '{"workers": [0], "away": [], "disturbances": []}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        '{"workers": [0]}',
+        '{"workers": [0], "away": [], "disturbances": []}',
+        *(
+            f'{{"workers": [0], "away": {{{away}}}, "disturbances": []}}'
+            for away in ('"x": 1', '"1": "x"', '"1": null')
+        ),
+        '{"workers": ["0"], "away": {}, "disturbances": []}',
+    ],
+)
 def test_a_damaged_folder_of_a_site_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "site.json").write_text(content)
     with pytest.raises(UserError, match=r"site\.json is damaged: put it back, or delete it"):

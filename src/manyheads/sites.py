@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.errors import Transient, UserError
-from manyheads.files import write_json
+from manyheads.files import fits, write_json
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.store.layout import SITE, read_object
 from manyheads.units import numbered, plural
@@ -161,7 +161,9 @@ def _kept(folder: Path) -> dict[str, Any] | None:
     """What an earlier start has written to a site's folder; None: nothing."""
     path = folder / SITE
     kept = read_object(path)
-    if kept is None and path.exists():
+    away = kept["away"] if kept else {}
+    sound = kept and all(who.isdecimal() and fits(since, float) for who, since in away.items())
+    if not sound and path.exists():
         raise UserError(f"{path} is damaged: put it back, or delete it, and with it the record of who was away.")
     return kept
 

@@ -20,6 +20,7 @@ from manyheads.data.federation import (
     saved_with_other_data,
 )
 from manyheads.errors import UserError
+from manyheads.files import write_tensors
 from manyheads.tree import fingerprint
 
 Make = Callable[..., Dataset]
@@ -222,6 +223,8 @@ def test_the_fingerprint_of_own_data_is_saved_with_them(digits: Dataset, tmp_pat
     replace(made, data_digest="abc").save(path)
     assert saved_data_digest(path) == "abc"
     assert saved_with_other_data(path, "xyz") and not saved_with_other_data(path, "abc")
+    write_tensors(path, made.indices(), {"federation": "[" * 100_000})
+    assert saved_data_digest(path) is None
     path.write_bytes(path.read_bytes()[:50])
     assert saved_data_digest(path) is None
 

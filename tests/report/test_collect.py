@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 
 from manyheads.errors import UserError
@@ -205,7 +206,9 @@ def test_a_folder_that_is_none_and_one_without_a_finished_run_are_refused(tmp_pa
 
 def test_similarities_are_read_when_they_are_there_and_fit(tmp_path: Path, write_run):
     from safetensors.numpy import save_file
+    from safetensors.torch import save_file as torch_save
 
+    low = torch.eye(8, dtype=torch.bfloat16)
     path = write_run(tmp_path / "run", similarity=True)
     (run,) = find_runs(tmp_path).runs
     assert {name: values.shape for name, values in run.similarity.items()} == {
@@ -214,7 +217,12 @@ def test_similarities_are_read_when_they_are_there_and_fit(tmp_path: Path, write
     save_file({"data": np.eye(8), "heads": np.eye(3)}, path / "similarity.safetensors")
     (run,) = find_runs(tmp_path).runs
     assert list(run.similarity) == ["data"]
-    (path / "similarity.safetensors").write_bytes(b"nonsense")
+    save_file({"data": np.eye(8, dtype=int), "heads": np.eye(8, dtype=np.complex64)}, path / "similarity.safetensors")
     (run,) = find_runs(tmp_path).runs
-    with pytest.raises(UserError, match="cannot be read"):
-        _ = run.similarity
+    assert run.similarity == {}
+    # The second: a type that numpy does not have.
+    for harm in (lambda file: file.write_bytes(b"nonsense"), lambda file: torch_save({"data": low}, file)):
+        harm(path / "similarity.safetensors")
+        (run,) = find_runs(tmp_path).runs
+        with pytest.raises(UserError, match="cannot be read"):
+            _ = run.similarity

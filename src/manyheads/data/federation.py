@@ -159,7 +159,7 @@ def _saved(path: Path, name: str) -> str | None:
     try:
         with safetensors.safe_open(path, "pt") as file:
             return json.loads(file.metadata()["federation"]).get(name)
-    except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError):
+    except (OSError, safetensors.SafetensorError, TypeError, KeyError, ValueError, AttributeError, RecursionError):
         return None
 
 

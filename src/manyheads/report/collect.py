@@ -62,10 +62,11 @@ class Finished:
         path = self.path / SIMILARITY
         try:
             maps = load_file(path) if path.exists() else {}
-        except (OSError, SafetensorError) as error:
+        except (OSError, SafetensorError, TypeError, AttributeError) as error:
+            # The last two: a type that numpy does not have.
             raise UserError(f"{path} cannot be read ({error}): put it back, or remove it.") from None
-        shape = (self.options["workers"],) * 2
-        return {name: maps[name] for name in _SIMILARITIES if name in maps and maps[name].shape == shape}
+        shape, there = (self.options["workers"],) * 2, [name for name in _SIMILARITIES if name in maps]
+        return {name: maps[name] for name in there if maps[name].shape == shape and maps[name].dtype.kind == "f"}
 
 
 @dataclass(frozen=True)
