@@ -340,6 +340,14 @@ def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.Capture
         assert re.search("all holds a report on runs that are not asked for here, such as (deprl|local)-", error)
         assert len(error.splitlines()) == 1
     assert Path("all/report.html").read_bytes() == page
+    # As a spreadsheet may save it.
+    table = Path("all/csv/runs.csv")
+    whole = table.read_bytes()
+    for content in (b"\xff\xfe" + whole.decode().encode("utf-16-le"), b"folder\n" + b"x" * 200_000):
+        table.write_bytes(content)
+        assert main(["compare", *first]) == 2
+        assert re.search(r"runs\.csv cannot be read \(.*\): put it back, or delete it", capsys.readouterr().err)
+    table.write_bytes(whole)
     # With more seeds, algorithms or rounds it grows.
     _compare(capsys, "deprl", "local", "fedavg", *SMALL, "--rounds", "3", "--seeds", "1", "2", "--out", "all")
     assert Path("all/report.html").read_bytes() != page

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from manyheads.errors import UserError
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison
 from manyheads.report.mixing import mixed_by
@@ -39,8 +40,11 @@ def reported(folder: Path) -> list[str]:
     path = folder / "csv" / RUNS
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as file:
-        return [line["folder"] for line in csv.DictReader(file) if line.get("folder")]
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return [line["folder"] for line in csv.DictReader(file) if line.get("folder")]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read ({error}): put it back, or delete it.") from None
 
 
 def _comparison(comparison: Comparison) -> Iterator[Line]:
