@@ -14,6 +14,7 @@ import torch
 from manyheads.algorithms import DPSGD, DePRL
 from manyheads.algorithms.base import Algorithm, Context, Log, State
 from manyheads.algorithms.phases import train_whole
+from manyheads.checkpoint import Checkpoints, newest
 from manyheads.engine.phase import Steps
 from manyheads.errors import UserError
 from manyheads.jobs import Job
@@ -180,6 +181,21 @@ def test_a_continuation_that_is_refused_leaves_a_finished_run_finished(lab, tmp_
             list(train(replace(kind, rounds=3), runtime))
         assert Run.open(tmp_path / "run").finished
         options.clear()
+
+
+def test_weights_of_another_type_are_another_net(lab, tmp_path: Path):
+    experiment, runtime = lab.tiny(DPSGD(), rounds=1), replace(lab.cpu, out=tmp_path)
+    list(train(experiment, runtime))
+    manifest, _ = newest(tmp_path / "checkpoint")
+    assert manifest is not None
+    everyone = range(manifest.num_workers)
+    kept = Checkpoints(tmp_path / "checkpoint", run_id=manifest.run_id, num_workers=len(everyone), workers=everyone)
+    state, _ = kept.load()
+    assert state is not None
+    kept.write_rows(replace(state, params={name: leaf.half() for name, leaf in state.params.items()}))
+    kept.complete(state.round, state.seconds)
+    with pytest.raises(UserError, match=r"another net \(representation\..* differs\): put it back"):
+        list(train(replace(experiment, rounds=3), runtime))
 
 
 def test_a_mistake_of_an_algorithm_is_told_before_anything_is_written(lab, tmp_path: Path):

@@ -7,13 +7,13 @@ from manyheads.tree import (
     by_row,
     clone,
     flatten,
+    forms,
     group,
     leading,
     nbytes,
     repeat,
-    row_shapes,
+    row_forms,
     select,
-    shapes,
     stack,
     strip_prefix,
     with_rows,
@@ -70,9 +70,10 @@ def test_a_number_for_each_worker_goes_with_all_of_its_row():
         assert scaled.shape == shape and flatten(scaled)[:, 0].tolist() == [0, 1, 2]
 
 
-def test_the_shape_of_a_row_is_that_without_the_workers():
-    assert row_shapes(TREE) == shapes({name: leaf[0] for name, leaf in TREE.items()})
-    assert row_shapes(leading(TREE, 0)) == row_shapes(TREE)
+def test_the_form_of_a_row_is_that_without_the_workers():
+    assert row_forms(TREE) == forms({name: leaf[0] for name, leaf in TREE.items()})
+    assert row_forms(leading(TREE, 0)) == row_forms(TREE)
+    assert row_forms({"head.bias": torch.zeros(3, 1)}) != row_forms({"head.bias": torch.zeros(3, 1).double()})
 
 
 def test_size():

@@ -25,7 +25,7 @@ from manyheads.rounds import records
 from manyheads.session import Session, open_session
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION
-from manyheads.tree import Params, fingerprint, repeat, row_shapes, select
+from manyheads.tree import Params, fingerprint, repeat, row_forms, select
 from manyheads.units import counted
 
 
@@ -230,7 +230,7 @@ def _given_to(session: Session, learned: Learned, which: Literal["own", "mean"])
     """The representation of each new worker, [W, ...]."""
     initial, leaves = session.ctx.initial, learned.representations
     wanted = select({**initial.params, **initial.buffers}, REPRESENTATION)
-    if row_shapes(wanted) != row_shapes(leaves):
+    if row_forms(wanted) != row_forms(leaves):
         data = session.everyone.name
         raise UserError(
             f"the representation of {learned.name} does not fit the samples of {data}: give its own --data."

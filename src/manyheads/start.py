@@ -14,7 +14,7 @@ from manyheads.session import Session
 from manyheads.sites import Sites, noted, refuse_others
 from manyheads.store import RunDirectory
 from manyheads.store.layout import PARTITION, finished_rounds
-from manyheads.tree import row_shapes
+from manyheads.tree import row_forms
 from manyheads.units import counted
 
 
@@ -125,7 +125,7 @@ def _common_round(session: Session, sites: Sites, folder: Path, own: int) -> int
 def restore(session: Session, snapshot: Snapshot, first: State) -> State:
     """A checkpoint's state, placed where the session trains; the network continues counting from its traffic."""
     # Compared with the first state, not with the net: a state may hold copies of the net under other names only.
-    wanted, kept = (row_shapes({**each.params, **each.buffers}) for each in (first, snapshot))
+    wanted, kept = (row_forms({**each.params, **each.buffers}) for each in (first, snapshot))
     # A factory is identified by its name, so the net that it makes may have changed.
     if changed := [name for name in wanted | kept if wanted.get(name) != kept.get(name)]:
         raise UserError(

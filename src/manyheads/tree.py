@@ -81,9 +81,9 @@ def forms(leaves: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dty
     return {name: (leaf.shape, leaf.dtype) for name, leaf in leaves.items()}
 
 
-def row_shapes(leaves: Mapping[str, Tensor]) -> dict[str, torch.Size]:
-    """The shape of one worker's row of leaves [W, ...], whatever W is."""
-    return {name: leaf.shape[1:] for name, leaf in leaves.items()}
+def row_forms(leaves: Mapping[str, Tensor]) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """The same for one worker's row of leaves [W, ...], whatever W is."""
+    return {name: (leaf.shape[1:], leaf.dtype) for name, leaf in leaves.items()}
 
 
 def nbytes(params: Mapping[str, Tensor]) -> int:

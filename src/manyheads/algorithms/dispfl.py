@@ -30,7 +30,7 @@ from manyheads.algorithms.base import Algorithm, Context, Log, State, amount, ch
 from manyheads.algorithms.phases import WHOLE
 from manyheads.algorithms.ranking import Scores, largest, mask_of, random_scores
 from manyheads.engine.phase import Phase, Steps
-from manyheads.tree import Params, add_prefix, flatten, row_shapes, select, strip_prefix, with_rows
+from manyheads.tree import Params, add_prefix, flatten, select, strip_prefix, with_rows
 
 NEXT, SHARED = "mask", "shared_mask"
 
@@ -66,7 +66,7 @@ class DisPFL(Algorithm):
 
     def init(self, ctx: Context) -> State:
         weights = ctx.initial.params
-        kept = densities(row_shapes(weights), self.density, self.sparsity)
+        kept = densities({name: leaf.shape[1:] for name, leaf in weights.items()}, self.density, self.sparsity)
         masks = {}
         for layer, (name, leaf) in enumerate(weights.items()):
             scores = partial(random_scores, leaf, ctx.seed, ctx.ids, round=0, stream=f"mask/{layer}")
