@@ -29,6 +29,8 @@ def test_the_bytes_themselves_are_no_inputs() -> None:
 
 def test_pixels_out_of_a_file_are_equal_to_those_that_were_written() -> None:
     assert Pixels(mean=[0.5], std=[0.2]) == Pixels(mean=(0.5,), std=(0.2,))
+    # A file may hold a whole number that only a float can hold.
+    assert Pixels(mean=[10**30]).to_inputs_(torch.zeros(1, 1)).item() == pytest.approx(-1e30)
 
 
 def test_pixels_in_words() -> None:

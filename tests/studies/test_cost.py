@@ -80,8 +80,11 @@ def test_records_that_do_not_say_how_often_they_were_evaluated_are_passed_over(
     records, trial = Records(tmp_path), PAPER.trial("deprl", "cifar10", 0.1, seed=1)
     records_lab.write(records, trial, seconds=300.0)
     path = records.path(trial) / "summary.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "evaluated_rounds"}))
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in said.items() if k != "evaluated_rounds"}))
     assert not Costs(records.folder, "cpu")(trial).measured
+    path.write_text(json.dumps({**said, "evaluated_rounds": 10**6}))
+    assert Costs(records.folder, "cpu")(trial).measured, "more of them than there are rounds count as all"
 
 
 def test_a_measured_time_grows_with_the_work(tmp_path: Path, records_lab: SimpleNamespace) -> None:

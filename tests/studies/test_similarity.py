@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from manyheads.errors import UserError
 from manyheads.studies import get_study
 from manyheads.studies.records import Records
 from manyheads.studies.trial import QUICK
@@ -28,3 +29,7 @@ def test_heads_may_follow_the_data_and_representations_be_one(tmp_path: Path, re
     assert (rows["data"], rows["heads"], rows["representations"]) == ("1.000", "1.000", "all alike")
     assert "DePRL, digits, Dirichlet 0.3, random graph: cosines" in page, "whose they are"
     assert "heads: cosines of" in page and (tmp_path / "similarity-representations.svg").exists()
+
+    save_file({"heads": data}, records.path(trial) / "similarity.safetensors")
+    with pytest.raises(UserError, match=r"similarity\.safetensors is damaged: put it back, or delete it and start"):
+        study.write(QUICK, records, tmp_path)

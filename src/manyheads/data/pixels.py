@@ -39,5 +39,7 @@ class Pixels:
 
     def to_inputs_(self, x: Tensor) -> Tensor:
         """Turn bytes [samples, channels, ...], given as floats, into inputs, in place."""
-        mean, std = (torch.tensor(values).view(-1, *[1] * (x.ndim - 2)) for values in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(values, dtype=x.dtype).view(-1, *[1] * (x.ndim - 2)) for values in (self.mean, self.std)
+        )
         return x.div_(self.scale).sub_(mean).div_(std)

@@ -177,5 +177,5 @@ def _recorded(records: Path) -> Iterable[tuple[Trial, dict[str, Any]]]:
             described, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
             experiment = Experiment.from_json(json.dumps(described))
             if end is not None and end.get("evaluated_rounds") and str(experiment.data).removesuffix(RAW) in POOLS:
-                every = round(end["rounds"] / end["evaluated_rounds"])
+                every = max(1, round(end["rounds"] / end["evaluated_rounds"]))
                 yield Trial(experiment, {}, every=every, theory=end.get("theory_m") is not None), end

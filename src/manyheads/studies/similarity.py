@@ -5,8 +5,10 @@ The paper names neither graph nor heterogeneity for its figure: Dirichlet 0.3 on
 
 import numpy as np
 
+from manyheads.errors import UserError
 from manyheads.report.numbers import correlation, off_diagonal
 from manyheads.report.pictures import colour_ends, similarity_map
+from manyheads.store.layout import SIMILARITY
 from manyheads.studies.published import data_title
 from manyheads.studies.results import Report, Results
 from manyheads.studies.study import Study
@@ -29,6 +31,8 @@ def _report(results: Results, report: Report) -> None:
     )
     for run in results.runs():
         maps = run.similarity
+        if "data" not in maps:
+            raise UserError(f"{run.path / SIMILARITY} is damaged: put it back, or delete it and start the study again.")
         rows = []
         for name, values in maps.items():
             follows = correlation(maps["data"], values)
