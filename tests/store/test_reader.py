@@ -31,11 +31,13 @@ def test_damaged_lines_are_skipped_and_counted(shelf: SimpleNamespace, tmp_path:
     for name, bad in (("metrics.jsonl", b"\xff\x00{"), ("workers.jsonl", b"[2]")):
         lines = (tmp_path / name).read_bytes().splitlines()
         (tmp_path / name).write_bytes(b"\n".join([lines[0], bad, lines[2], b""]))
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(shelf.record(9, run_id="of another run").metrics()) + "\n")
     run = Run.open(tmp_path)
     assert shelf.rounds(run.metrics()) == shelf.rounds(run.workers()) == [1, 3]
-    assert run.damaged_lines == 2
+    assert run.damaged_lines == 3
     run.metrics()
-    assert run.damaged_lines == 2
+    assert run.damaged_lines == 3
 
 
 def test_what_is_no_run_cannot_be_opened(shelf: SimpleNamespace, tmp_path: Path) -> None:

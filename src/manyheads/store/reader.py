@@ -1,6 +1,7 @@
 """A run on disk, finished or not, as those who use it read it: its records, its state, the nets it has trained."""
 
 import json
+from collections import Counter
 from functools import cached_property
 from numbers import Integral
 from pathlib import Path
@@ -199,5 +200,8 @@ class Run:
     def _records(self, name: str) -> list[dict[str, Any]]:
         found = [record for _, record in read_lines(self.path / name)]
         good = [record for record in found if record is not None]
+        # A line that was copied from another run is damage too. Those of workers do not say whose they are.
+        for whose, _ in Counter(record.get("run_id") for record in good).most_common(1):
+            good = [record for record in good if record.get("run_id") == whose]
         self._damaged[name] = len(found) - len(good)
         return good
