@@ -30,6 +30,12 @@ def test_options_of_an_algorithm_make_systems_of_their_own(tmp_path: Path, write
     write_run(tmp_path / "other", "d-psgd")
     labels = [system.label for system in open_comparison(tmp_path).systems]
     assert labels == ["DePRL, head epochs 2", "DePRL, head epochs 10", "D-PSGD"]
+    # A tuple, as an algorithm of one's own may have it, is a list in a file.
+    for epochs in (10, 2):
+        path = tmp_path / str(epochs) / "experiment.json"
+        path.write_text(path.read_text().replace(f'"head_epochs": {epochs}', f'"head_epochs": [1, {epochs}]'))
+    labels = [system.label for system in open_comparison(tmp_path).systems]
+    assert labels == ["DePRL, head epochs [1, 10]", "DePRL, head epochs [1, 2]", "D-PSGD"]
 
 
 def test_new_workers_are_told_apart_by_who_taught_them_and_averaged_over_seeds(tmp_path: Path, write_run):

@@ -283,21 +283,26 @@ def _systems(runs: Sequence[Finished]) -> list[System]:
             names = told
         title = str(titles.get(algorithm) or title_of(algorithm))
         lessons = _lessons(mine, told) if "teacher" in names else {}
-        for own in sorted(variants, key=lambda own: [_natural(lessons.get(own.get(n), own.get(n))) for n in names]):
-            said = [lessons.get(own.get(name), f"{words(name)} {shown(own.get(name))}") for name in names]
+        for own in sorted(variants, key=lambda own: [_natural(_told(own, n, lessons, own.get(n))) for n in names]):
+            said = [_told(own, name, lessons, f"{words(name)} {shown(own.get(name))}") for name in names]
             systems.append(System(", ".join(filter(None, [title, *said])), algorithm, own))
     return systems
 
 
-def _lessons(runs: Sequence[Finished], told: Sequence[str]) -> dict[Any, str]:
-    """What tells the runs that new workers joined from others: the options in which they differ; by their ids.
+def _told(own: dict[str, Any], name: str, lessons: dict[str, str], otherwise: Any) -> Any:
+    """What is said of an option, which may be a list: of a teacher its lessons, of another ``otherwise``."""
+    return lessons.get(json.dumps(own.get(name)), otherwise)
+
+
+def _lessons(runs: Sequence[Finished], told: Sequence[str]) -> dict[str, str]:
+    """What tells the runs that new workers joined from others: the options in which they differ; by their ids in JSON.
 
     An only one needs no words; one whose options are not known has none.
     """
     groups: dict[str, dict[Any, Any]] = {}
     for run in runs:
         group = groups.setdefault(json.dumps([run.own.get(name) for name in told]), {})
-        group[run.own["teacher"]] = run.summary.get("teacher")
+        group[json.dumps(run.own.get("teacher"))] = run.summary.get("teacher")
     found = {}
     for group in groups.values():
         known = [options for options in group.values() if isinstance(options, dict)]
