@@ -1,6 +1,7 @@
 """Addresses of this machine, by what the system says of its own interfaces."""
 
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,20 @@ def test_what_is_elsewhere(host: str) -> None:
     """An address for documentation, which no machine has, and a name that nobody has."""
     assert not addresses.is_here(host)
     assert addresses.interface_of(host) is None
+
+
+def test_an_interface_is_found_by_its_ipv6_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """gloo would otherwise listen where the machine's name leads, and sites that meet at such an address never meet."""
+    told = tmp_path / "if_inet6"
+    told.write_text(
+        "fd780000000000000000000000000002 02 40 00 80     eth0\n"
+        "00000000000000000000000000000001 01 80 10 80       lo\n"
+    )
+    monkeypatch.setattr(addresses, "_IPV6_ADDRESSES", told)
+    assert addresses.interface_of("fd78::2") == addresses.interface_of("fd78::2%eth0") == "eth0"
+    assert addresses.interface_of("fd78::3") is None
+    told.unlink()
+    assert addresses.interface_of("fd78::2") is None
 
 
 def test_the_way_to_another_machine_begins_at_an_interface_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

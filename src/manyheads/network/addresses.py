@@ -5,9 +5,11 @@ import ipaddress
 import socket
 import struct
 from contextlib import suppress
+from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
 """Linux's number for: the IPv4 address of an interface."""
+_IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 
 
 def is_here(host: str) -> bool:
@@ -31,7 +33,9 @@ def towards(host: str) -> str | None:
 
 
 def interface_of(address: str) -> str | None:
-    """The network interface that has an IPv4 address; None: none is known."""
+    """The network interface that has an address; None: none is known."""
+    if ":" in address:
+        return _ipv6_interfaces().get(ipaddress.ip_address(address.partition("%")[0]).packed.hex())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
@@ -39,6 +43,14 @@ def interface_of(address: str) -> str | None:
                 if socket.inet_ntoa(found[20:24]) == address:
                     return name
     return None
+
+
+def _ipv6_interfaces() -> dict[str, str]:
+    """Every IPv6 address of this machine, in 32 hexadecimal digits, and its interface, where Linux tells them."""
+    with suppress(OSError):
+        lines = [line.split() for line in _IPV6_ADDRESSES.read_text().splitlines()]
+        return {digits: name for digits, _, _, _, _, name in lines}
+    return {}
 
 
 def _resolved(host: str) -> list[tuple]:
