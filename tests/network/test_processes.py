@@ -82,6 +82,18 @@ def test_whoever_is_behind_is_named(several: Make) -> None:
     assert fail(third, 60).startswith("process 1 of 3 did not answer within 60 s")
 
 
+@pytest.mark.parametrize("waited", [0, 60])
+def test_processes_that_meet_but_cannot_be_connected(several: Make, waited: float) -> None:
+    """A firewall between two sites is the likeliest cause: nothing of a round that takes too long."""
+    first, *_ = several(3)
+    first._calls, first.connecting = 2, True
+    said = fail(first, waited)
+    assert said.startswith("processes 1, 2 of 3 could not be connected with the others: check whether they are still")
+    assert "that TCP is open between all machines" in said and "--timeout" not in said
+    first._calls = 0
+    assert fail(first, waited).startswith("a process of 3 could not be connected")
+
+
 def test_whoever_has_stopped_is_named(several: Make) -> None:
     first, second, third = several(3)
     second._fall_silent()

@@ -77,6 +77,7 @@ def _join(timeout: float, device: torch.device) -> None:
     _joined = Processes(ours, rank, count, start, timeout, torch.device("cpu"), keeps)
     with _joined.together():
         _assemble(_joined, store)
+        _joined.connecting = True
         nccl = _have_gpus_of_their_own(ours, rank, count, device)
         # With blocking waits NCCL reports a time-out as gloo does, instead of ending the process.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
@@ -90,6 +91,7 @@ def _join(timeout: float, device: torch.device) -> None:
             dist.all_reduce(torch.zeros(1, device=device))
     # A process that ends soon, with an error in its options perhaps, must not end while others still connect.
     _joined.wait()
+    _joined.connecting = False
 
 
 def _open_store(address: str, port: int, rank: int, keeps: bool, timeout: float) -> TCPStore:

@@ -73,6 +73,8 @@ class Processes:
         """Whether the others may read what this process fails with, and not only that it does."""
         self.whose: Sequence[str] | None = None
         """Whose data each process has, in words, for sites: people know those by their data, not by rank."""
+        self.connecting = False
+        """Whether the processes have met but still open the connections between them."""
         self._is_first_to_fail = self._lost_others = False
         self._first_failure = ""
         """The message of the first process that failed, once it is known here."""
@@ -239,6 +241,12 @@ class Processes:
         several = len(missing) > 1
         who = self._called_among_all(missing)
         alive = f"check whether {'they are' if several else 'it is'} still running"
+        if self.connecting:
+            # They reach the store, so what is shut is the way between two of them.
+            return Transient(
+                f"{who} could not be connected with the others: {alive}, and that TCP is open between all machines, in"
+                f" both directions; GLOO_SOCKET_IFNAME names another network interface. {how_it_goes_on()}"
+            )
         if waited < self.timeout:
             lost = "were lost: see their output" if several else "was lost: see its output"
             return Transient(f"{who} {lost}, and {alive}. {how_it_goes_on()}")
