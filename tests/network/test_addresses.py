@@ -26,8 +26,7 @@ def test_an_interface_is_found_by_its_ipv6_address(monkeypatch: pytest.MonkeyPat
     """gloo would otherwise listen where the machine's name leads, and sites that meet at such an address never meet."""
     told = tmp_path / "if_inet6"
     told.write_text(
-        "fd780000000000000000000000000002 02 40 00 80     eth0\n"
-        "00000000000000000000000000000001 01 80 10 80       lo\n"
+        "fd780000000000000000000000000002 02 40 00 80     eth0\n00000000000000000000000000000001 01 80 10 80       lo\n"
     )
     monkeypatch.setattr(addresses, "_IPV6_ADDRESSES", told)
     assert addresses.interface_of("fd78::2") == addresses.interface_of("fd78::2%eth0") == "eth0"

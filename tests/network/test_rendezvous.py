@@ -17,7 +17,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousPa
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from manyheads.network import rendezvous
-from manyheads.network.restarts import give_up
+from manyheads.network.restarts import give_up, restarted
 
 
 @pytest.fixture
@@ -26,6 +26,7 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     # They are set by the meeting: put them back afterwards.
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")
     monkeypatch.setenv("MANYHEADS_GAVE_UP", "")
+    monkeypatch.setenv("MANYHEADS_MEETINGS", "0")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(rendezvous, "_LINGER_SECONDS", 0.1)
     with socket.socket() as free:
@@ -33,9 +34,9 @@ def endpoint(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
         return f"localhost:{free.getsockname()[1]}"
 
 
-def meet(endpoint: str, **config: object) -> RendezvousHandler:
+def meet(endpoint: str, *, machines: int = 2, **config: object) -> RendezvousHandler:
     asked = {"last_call_timeout": 1, "join_timeout": 2, "read_timeout": 2, **config}
-    return get_rendezvous_handler(RendezvousParameters("manyheads", endpoint, "mine", 2, 3, **asked))
+    return get_rendezvous_handler(RendezvousParameters("manyheads", endpoint, "mine", machines, 3, **asked))
 
 
 def test_a_machine_that_never_comes(endpoint: str) -> None:
@@ -99,6 +100,16 @@ def test_a_meeting_that_has_ended(endpoint: str) -> None:
     assert meeting.is_closed()
     with pytest.raises(SystemExit, match=r"^manyheads: the machines that met as 'mine' have ended: start .*$"):
         meeting.next_rendezvous()
+
+
+def test_whoever_meets_again_was_not_away(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
+    meeting = meet(endpoint, is_host=True, machines=1)
+    meeting.next_rendezvous()
+    assert not restarted()
+    meeting.next_rendezvous()
+    assert restarted()
+    assert meeting.shutdown()
 
 
 class Calls:

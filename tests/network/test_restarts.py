@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 import manyheads
-from manyheads.network.restarts import announce, give_up
+from manyheads.network.restarts import announce, give_up, met, restarted
 
 PROGRAM = Path(manyheads.__file__).with_name("__main__.py")
 
@@ -16,6 +16,22 @@ def test_who_gives_up_is_heard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     first, second = announce(), announce()
     give_up()
     assert second.exists() and not first.exists()
+
+
+def test_a_restart_that_torchrun_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site that stayed while another went must not be told that it was away."""
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    for name in ("MANYHEADS_GAVE_UP", "MANYHEADS_MEETINGS"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    assert not restarted()
+    announce()
+    met()
+    assert not restarted()
+    met()
+    assert restarted()
+    announce()
+    assert not restarted(), "another torchrun, started by one of its processes"
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import RendezvousBa
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from manyheads.network.addresses import interface_of, is_here, towards
-from manyheads.network.restarts import announce
+from manyheads.network.restarts import announce, met
 
 _LINGER_SECONDS = 2.0
 """How long the machine where all meet still answers after the end."""
@@ -166,7 +166,9 @@ class _Meeting(RendezvousHandler):
             self.shutdown()
             raise SystemExit(2)
         with _one_line(self._params):
-            return self._handler.next_rendezvous()
+            found = self._handler.next_rendezvous()
+        met()
+        return found
 
     def is_closed(self) -> bool:
         with _one_line(self._params):

@@ -7,13 +7,20 @@ from pathlib import Path
 from tempfile import gettempdir
 
 _NAME = "MANYHEADS_GAVE_UP"
+_MEETINGS = "MANYHEADS_MEETINGS"
 
 
 def announce() -> Path:
     """Choose the file by which processes that are started from now on will ask not to be restarted."""
     path = Path(gettempdir(), f"manyheads-{secrets.token_hex(8)}")
     os.environ[_NAME] = str(path)
+    os.environ[_MEETINGS] = "0"
     return path
+
+
+def met() -> None:
+    """Tell the processes that are started from now on that machines have met once more."""
+    os.environ[_MEETINGS] = str(_number(_MEETINGS) + 1)
 
 
 def how_it_goes_on() -> str:
@@ -25,7 +32,8 @@ def how_it_goes_on() -> str:
 
 def restarted() -> bool:
     """Whether torchrun has restarted this process, so that it took part before."""
-    return _count("RESTART_COUNT") > 0
+    # It does not count the restarts in which machines come or go.
+    return _count("RESTART_COUNT") > 0 or _number(_MEETINGS) > 1
 
 
 def give_up() -> None:
@@ -37,4 +45,8 @@ def give_up() -> None:
 
 def _count(name: str) -> int:
     """A number that torchrun tells its processes; 0 without torchrun."""
-    return int(os.environ.get(f"TORCHELASTIC_{name}", "0"))
+    return _number(f"TORCHELASTIC_{name}")
+
+
+def _number(name: str) -> int:
+    return int(os.environ.get(name, "0"))
