@@ -18,7 +18,7 @@ from manyheads.metrics.theory import theory_terms
 from manyheads.record import Record
 from manyheads.saver import Saver
 from manyheads.session import Session, open_session
-from manyheads.start import Start, begin_or_resume, is_finished, open_directory
+from manyheads.start import Start, begin_or_resume, is_finished, open_directory, write_result
 
 _LOG = logging.getLogger("manyheads")
 
@@ -70,9 +70,11 @@ def run(
         saver, start = None, Start(0, first)
         if out is not None:
             directory = open_directory(session, session.folder(out), held)
+            saver = Saver(session, directory, weights=weights)
+            if sites:
+                write_result(session, sites, saver, first)
             if is_finished(session, directory):
                 return iter(())
-            saver = Saver(session, directory, weights=weights)
             start = begin_or_resume(session, saver, first)
         elif sites and sites.away:
             raise sites.never_there(experiment.data)

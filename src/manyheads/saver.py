@@ -95,6 +95,9 @@ class Saver:
             self.next_cost = time.perf_counter() - began
             self.spent += self.next_cost
         if last:
+            if session.sites and self.weights:
+                # A site whose disk is full goes back to an earlier checkpoint, to which those that have ended cannot.
+                processes.wait_long()
             self.finish(state, record)
         elif session.sites and processes.decide(session.sites.overdue()):
             raise session.sites.given_up()

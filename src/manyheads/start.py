@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.algorithms.base import State
-from manyheads.checkpoint import Snapshot
+from manyheads.checkpoint import Snapshot, latest_round
 from manyheads.errors import UserError
 from manyheads.models.split import constants_of
 from manyheads.network.restarts import restarted
@@ -13,7 +13,7 @@ from manyheads.saver import Saver
 from manyheads.session import Session
 from manyheads.sites import Sites, noted, refuse_others
 from manyheads.store import RunDirectory
-from manyheads.store.layout import PARTITION, finished_rounds
+from manyheads.store.layout import CHECKPOINT, PARTITION, finished_rounds
 from manyheads.tree import row_forms
 from manyheads.units import counted
 
@@ -75,6 +75,22 @@ def is_finished(session: Session, directory: RunDirectory) -> bool:
     what = f"{held} rounds, and its result is that of the last" if held > rounds else asked
     session.notes.append(f"{directory.path} already holds {what}: nothing to do.")
     return True
+
+
+def write_result(session: Session, sites: Sites, saver: Saver, first: State) -> None:
+    """Write the result that a site lacks if it was stopped after its last checkpoint, once no site has more to train.
+
+    It needs nobody for that, and others, which may have theirs, could not go back.
+    """
+    directory, rounds = saver.directory, session.ctx.rounds
+    written = finished_rounds(directory.path) >= rounds
+    trained = written or latest_round(directory.path / CHECKPOINT) == rounds
+    if session.processes.total(trained) < session.processes.count or written:
+        return
+    snapshot, _ = saver.checkpoints.load()
+    if snapshot is not None and snapshot.round == rounds:
+        sites.disturbances = noted(directory.path)["disturbances"]
+        saver.finish(restore(session, snapshot, first), directory.record(rounds))
 
 
 def begin_or_resume(session: Session, saver: Saver, first: State) -> Start:

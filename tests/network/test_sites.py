@@ -304,6 +304,45 @@ def test_sites_that_end_a_run_one_after_the_other(start, start_together, folders
     assert find_runs(tmp_path / "again").parted == []
 
 
+def test_a_site_that_was_stopped_while_it_wrote_its_result_writes_it_alone(start, start_together, folders) -> None:
+    """The others may have theirs: what all have trained must not be lost, where more rounds are another run."""
+    words = ("train", "deprl", *TRAIN, "--workers", 2, "--schedule", "corollary", "--rounds", 2, "--out", "run")
+    for process in start_together(2, PROGRAM, *words, folders=folders[1:]):
+        assert process.status() == 0, process.text()
+    stopped = at_site(folders[2], 1)
+    noted = json.loads((stopped / "site.json").read_text())
+    (stopped / "site.json").write_text(json.dumps({**noted, "disturbances": ["Noted before."]}))
+    whole = {name: (stopped / name).read_bytes() for name in ("models.safetensors", "model.json", "workers.jsonl")}
+    for name in ("models.safetensors", "model.json", "summary.json"):
+        (stopped / name).unlink()
+    for process in start_together(2, PROGRAM, *words, folders=folders[1:]):
+        assert process.status() == 0, process.text()
+    assert {name: (stopped / name).read_bytes() for name in whole} == whole
+    summary = Run.open(stopped).summary()
+    assert summary is not None and summary["disturbances"] == ["Noted before."]
+    # Where it finds nobody, too.
+    (stopped / "summary.json").unlink()
+    alone = start(PROGRAM, *words, cwd=folders[2])
+    assert alone.status() == 0, alone.text()
+    again = Run.open(stopped).summary()
+    assert again is not None and again["disturbances"] == ["Noted before."]
+
+
+def test_no_site_writes_its_result_before_all_have_their_last_checkpoint(start_together, folders) -> None:
+    """Else one with a full disk would be left behind by others that can never go back to it."""
+    words = ("train", "deprl", *TRAIN, "--workers", 2, "--out", "run", "--rounds")
+    for process in start_together(2, PROGRAM, *words, 2, folders=folders[1:]):
+        assert process.status() == 0, process.text()
+    in_the_way = at_site(folders[2], 1) / "checkpoint" / "round-000003"
+    in_the_way.touch()
+    assert all(process.status() for process in start_together(2, PROGRAM, *words, 3, folders=folders[1:]))
+    in_the_way.unlink()
+    for process in start_together(2, PROGRAM, *words, 3, folders=folders[1:]):
+        assert process.status() == 0, process.text()
+    summary = Run.open(at_site(folders[1], 0)).summary()
+    assert summary is not None and (summary["rounds"], summary["disturbances"]) == (3, [])
+
+
 def test_a_site_goes_on_with_as_many_processes_as_before(start_together, tmp_path: Path) -> None:
     for worker in range(2):
         x, y, *_ = arrays(worker)
