@@ -180,12 +180,9 @@ def _with_bar(
             return Text("  ".join(filter(None, [task.description, within() if long else ""])))
 
     heard = time.monotonic()
-    parts = (
-        BarColumn(bar_width=None, complete_style="cyan"),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        Told(Column(no_wrap=True)),
-    )
+    # Where there is little room, only the bar gives way.
+    others = (part(table_column=Column(no_wrap=True)) for part in (MofNCompleteColumn, TimeElapsedColumn, Told))
+    parts = (BarColumn(bar_width=None, complete_style="cyan"), *others)
     with Progress(*parts, expand=True) as bar:
         between = "  " if bar.console.width >= _WIDE else "\n"
         task, pace = bar.add_task(FIRST_ROUND, total=rounds), _Pace(rounds)
