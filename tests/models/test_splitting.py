@@ -287,6 +287,16 @@ def test_hooks_of_a_layer_go_on_around_ours(layer: nn.Module) -> None:
     torch.testing.assert_close(net.eval()(X), module.eval()(X))
 
 
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.Dropout(0.3)])
+def test_hooks_of_a_layer_s_state_dict_stay_behind(layer: nn.Module) -> None:
+    module = chain(layer)
+    # It knows the layer by a weak reference, and so cannot be copied once that is gone.
+    layer.register_load_state_dict_pre_hook(lambda layer, *call: None)
+    net = split(module, None, X)
+    net.load_state_dict(copy.deepcopy(net).state_dict())
+    torch.testing.assert_close(net.eval()(X), module.eval()(X))
+
+
 def test_hooks_of_a_dropout_that_is_applied_twice_go_on_too() -> None:
     calls: list[nn.Module] = []
     module = Custom("dropout twice")

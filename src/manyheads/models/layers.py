@@ -19,7 +19,9 @@ def replace_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]
             made[layer] = make(layer)
         new = made[layer]
         if name and new is not None:
-            vars(new).update({own: value for own, value in vars(layer).items() if "_hook" in own})
+            # Those of state dicts speak of the old layer's tensors, and some know no other layer.
+            around = [own for own in vars(layer) if "_hook" in own and "state_dict" not in own]
+            vars(new).update({own: vars(layer)[own] for own in around})
             put(net, name, new)
 
 
