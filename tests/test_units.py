@@ -71,3 +71,5 @@ def test_many_numbers_are_given_by_their_ends() -> None:
         "workers 0 to 999, 1001, 1003",
     ]
     assert numbered("process", numbers[3]).endswith("36, 38, 30 more")
+    # The rest are counted one by one, whatever stretches they make.
+    assert numbered("process", [*range(0, 40, 2), *range(100, 200)]).endswith("36, 38, 100 more")

@@ -8,7 +8,7 @@ _NUMBER = re.compile(r"(?P<digits>-?\d+\.?(?P<decimals>\d*))(?P<power>(e[+-]\d+)
 
 _FEW = 3
 """Consecutive numbers that are given one by one."""
-_MOST_NUMBERS = 20
+_MOST_STRETCHES = 20
 """More would push what to do out of a message's one line."""
 
 
@@ -53,11 +53,14 @@ def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
 
 def numbered(noun: str, numbers: Sequence[int]) -> str:
     """Things by their numbers, ascending: ``worker 3``, ``workers 0, 1``, ``workers 0 to 9, 12``."""
-    stretches: list[str] = []
+    stretches: list[list[int]] = []
     for _, found in groupby(enumerate(numbers), lambda each: each[1] - each[0]):
-        stretch = [str(number) for _, number in found]
-        stretches += stretch if len(stretch) <= _FEW else [f"{stretch[0]} to {stretch[-1]}"]
-    return f"{plural(noun, len(numbers))} {some(stretches, _MOST_NUMBERS)}"
+        stretch = [number for _, number in found]
+        stretches += [[number] for number in stretch] if len(stretch) <= _FEW else [stretch]
+    named = [" to ".join(map(str, dict.fromkeys((each[0], each[-1])))) for each in stretches[:_MOST_STRETCHES]]
+    left = sum(map(len, stretches[_MOST_STRETCHES:]))
+    more = [f"{left} more"] if left else []
+    return f"{plural(noun, len(numbers))} {', '.join([*named, *more])}"
 
 
 def short(value: float, digits: int = 3) -> str:
