@@ -287,6 +287,12 @@ def test_hooks_of_a_layer_go_on_around_ours(layer: nn.Module) -> None:
     torch.testing.assert_close(net.eval()(X), module.eval()(X))
 
 
+def test_a_hook_may_ask_a_batchnorm_what_torch_s_knows() -> None:
+    module = chain(nn.BatchNorm1d(5))
+    module[2].register_forward_hook(lambda layer, inputs, output: output * layer.num_features * layer.affine)
+    torch.testing.assert_close(split(module, None, X).eval()(X), module.eval()(X))
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(5), nn.Dropout(0.3)])
 def test_hooks_of_a_layer_s_state_dict_stay_behind(layer: nn.Module) -> None:
     module = chain(layer)

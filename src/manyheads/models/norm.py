@@ -28,6 +28,7 @@ class BatchNorm(nn.Module):
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         super().__init__()
+        self.num_features, self.affine = num_features, affine
         self.eps, self.momentum, self.track = eps, momentum, True
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
@@ -69,7 +70,7 @@ class BatchNorm(nn.Module):
         return (centred * (scale * self.weight).view(channel) + self.bias.view(channel)).to(x.dtype)
 
     def extra_repr(self) -> str:
-        return f"{len(self.running_mean)}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}"
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.affine}"
 
 
 def own_batchnorm(layer: nn.Module) -> BatchNorm | None:
