@@ -360,6 +360,16 @@ def test_a_site_goes_on_with_as_many_processes_as_before(start_together, tmp_pat
     assert alone.status() == 0, alone.text()
 
 
+def test_what_is_said_of_many_files_is_said_once(tmp_path: Path) -> None:
+    for worker in range(6):
+        more = {"users": 0} if worker == 5 else {}
+        np.savez(tmp_path / f"w{worker}.npz", x=np.full((6, 1, 4, 4), 255.0), y=np.arange(6) % 2, **more)
+    template = str(tmp_path / "w{worker}.npz")
+    of_all, of_one = files.load(template, range(6)).notes
+    assert of_all.startswith(f"{template} of workers 0 to 5: x looks like bytes")
+    assert of_one.startswith(f"{tmp_path / 'w5.npz'}: not read: users")
+
+
 def test_files_are_named_by_worker(tmp_path: Path) -> None:
     assert files.is_site_path("a/site-{worker}.npz") and not files.is_site_path("digits") and not files.is_site_path(3)
     for worker in (0, 2):

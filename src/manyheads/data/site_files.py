@@ -1,6 +1,7 @@
 """Data that stay where they are: a file for every worker; a process opens only those of its own workers."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -10,6 +11,7 @@ from manyheads.data import arrays
 from manyheads.data.dataset import Dataset
 from manyheads.errors import UserError
 from manyheads.machine import expanded
+from manyheads.units import numbered
 
 _WORKER = "{worker}"
 ONE_KIND = "give all workers one kind of sample, and num_classes where a file lacks the last classes."
@@ -59,8 +61,21 @@ def load(template: str, workers: range) -> Dataset:
         user_test=owners([part.x_test for part in parts]),
         brought_by_workers=True,
         pixels=first.pixels,
-        notes=tuple(note for part in parts for note in part.notes),
+        notes=_notes(template, workers, parts),
     )
+
+
+def _notes(template: str, workers: range, parts: Sequence[Dataset]) -> tuple[str, ...]:
+    """The notes on all files, each once with the workers whose files it is on."""
+    about: dict[str, list[int]] = {}
+    for worker, part in zip(workers, parts, strict=True):
+        for note in part.notes:
+            about.setdefault(note.removeprefix(f"{part.name}: "), []).append(worker)
+
+    def where(whose: list[int]) -> str:
+        return str(_file(template, *whose)) if len(whose) == 1 else f"{template} of {numbered('worker', whose)}"
+
+    return tuple(f"{where(whose)}: {note}" for note, whose in about.items())
 
 
 def _file(template: str, worker: int) -> Path:
