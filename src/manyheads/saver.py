@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from manyheads.algorithms.base import State
-from manyheads.checkpoint import Checkpoints, Snapshot
+from manyheads.checkpoint import Checkpoints
 from manyheads.errors import UserError
 from manyheads.files import write_tensors
 from manyheads.metrics.similarity import mean_cosine, mean_cosines, similarities
@@ -16,6 +16,7 @@ from manyheads.metrics.theorem import assess
 from manyheads.record import Record
 from manyheads.session import Session
 from manyheads.sites import resume_round
+from manyheads.snapshot import Snapshot
 from manyheads.store import RunDirectory
 from manyheads.store.layout import CHECKPOINT, SIMILARITY
 from manyheads.topology import is_graph

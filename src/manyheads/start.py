@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manyheads.algorithms.base import State
-from manyheads.checkpoint import Snapshot, latest_round
+from manyheads.checkpoint import latest_round
 from manyheads.errors import UserError
 from manyheads.models.split import constants_of
 from manyheads.network.restarts import restarted
 from manyheads.saver import Saver
 from manyheads.session import Session
 from manyheads.sites import Sites, noted, refuse_others
+from manyheads.snapshot import Snapshot
 from manyheads.store import RunDirectory
 from manyheads.store.layout import CHECKPOINT, PARTITION, finished_rounds
 from manyheads.tree import row_forms

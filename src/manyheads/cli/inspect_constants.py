@@ -5,7 +5,6 @@ import argparse
 from manyheads.algorithms import State
 from manyheads.algorithms.checking import starting_state
 from manyheads.algorithms.phases import HEAD, REPRESENTATION
-from manyheads.checkpoint import Snapshot
 from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
 from manyheads.cli.terminal import waiting
@@ -18,6 +17,7 @@ from manyheads.metrics.estimate import gradient_noise, smoothness, variability
 from manyheads.metrics.theorem import Assessment, Problem
 from manyheads.metrics.theory import at_mean
 from manyheads.session import Session, open_session
+from manyheads.snapshot import Snapshot
 from manyheads.start import restore
 from manyheads.store import Run
 from manyheads.store.layout import PARTITION

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.algorithms import attribute_of
-from manyheads.checkpoint import Snapshot, latest_round, newest, read
+from manyheads.checkpoint import latest_round, newest, place_of
 from manyheads.checks import check_text
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
@@ -19,6 +19,7 @@ from manyheads.files import read_sealed, sha256
 from manyheads.machine import expanded
 from manyheads.models import Split
 from manyheads.models.split import statistics
+from manyheads.snapshot import Snapshot, read
 from manyheads.store.layout import (
     CHECKPOINT,
     CONSTANTS,
@@ -110,7 +111,7 @@ class Run:
             raise UserError(f"{self.path}: {damage[0]}: {_ANEW}")
         if manifest is None:
             raise UserError(f"{self.path} has no checkpoint to read: train it for some rounds.")
-        return read(folder, manifest, range(manifest.num_workers))
+        return read(place_of(folder, manifest.round), manifest, range(manifest.num_workers))
 
     def describe_model(self) -> dict[str, Any]:
         """What it takes to build the net again and to use it, and in a site whose models it has."""

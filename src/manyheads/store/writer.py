@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import safe_open
 from torch import Tensor
 
-from manyheads.checkpoint import covers, latest_round
+from manyheads.checkpoint import latest_round
 from manyheads.data.federation import Federation, saved_other_partition, saved_with_other_data
 from manyheads.errors import Transient, UserError
 from manyheads.experiment import Experiment, flat
@@ -28,6 +28,7 @@ from manyheads.files import (
 )
 from manyheads.own_code import changed, hashes
 from manyheads.record import Record
+from manyheads.snapshot import covers
 from manyheads.store.layout import (
     CHECKPOINT,
     CODE,
