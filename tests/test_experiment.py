@@ -218,11 +218,15 @@ def test_an_algorithm_of_ones_own_has_a_name_of_its_own():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "not an experiment"),
-        ("[1, 2]", "not an experiment"),
-        pytest.param("[" * 100_000, "not an experiment", id="deep"),
-        ("{}", "not an experiment"),
-        ('{"algorithm": 3}', "not an experiment"),
+        (
+            "",
+            "not an experiment, as it is no JSON (Expecting value: line 1 column 1 (char 0)): give an experiment.json",
+        ),
+        pytest.param("[" * 100_000, "not an experiment, as it is no JSON (", id="deep"),
+        *(
+            (text, "not an experiment, as it names no algorithm: give an experiment.json that manyheads wrote.")
+            for text in ("[1, 2]", "null", "{}", '{"algorithm": 3}', '{"algorithm": {}}', '{"algorithm": {"name": []}}')
+        ),
         ('{"algorithm": {"name": "fedavg", "participation": "half"}}', "--participation 'half' is of the wrong type"),
         ('{"algorithm": {"name": "local"}, "model": {"size": 3}}', "model is an object"),
         ('{"algorithm": {"name": "deprll"}}', "Did you mean 'deprl'"),

@@ -29,6 +29,7 @@ from manyheads.randomness import every_seed, key
 from manyheads.recipes import Recipe, step_seconds
 from manyheads.topology import is_graph, parse_graph
 
+_OURS = "give an experiment.json that manyheads wrote."
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 1e8
 """Seconds that torch's timers can count."""
 
@@ -166,11 +167,12 @@ class Experiment:
         """
         try:
             values = json.loads(text)
-            algorithm = _read_algorithm(dict(values.pop("algorithm")), objects.pop("algorithm", None))
-        except UserError:
-            raise
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-            raise UserError(f"not an experiment: {error}. Give an experiment.json that manyheads wrote.") from None
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"not an experiment, as it is no JSON ({error}): {_OURS}") from None
+        options = values.pop("algorithm", None) if isinstance(values, dict) else None
+        if not isinstance(options, dict) or not isinstance(options.get("name"), str):
+            raise UserError(f"not an experiment, as it names no algorithm: {_OURS}")
+        algorithm = _read_algorithm(options, objects.pop("algorithm", None))
         allowed = {spec.name for spec in fields(Experiment)} - {"algorithm"}
         for name in (*values, *objects):
             if name not in allowed:

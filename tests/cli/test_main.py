@@ -141,8 +141,9 @@ def test_mistakes(
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"algorithm": {"name": "deprl"}, "wrokers": 3}', "\0", "null"])
 def test_a_file_that_is_no_experiment(text: str, capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    (tmp_path / "experiment.json").write_text(text)
-    _fails(capsys, "train", "--from", str(tmp_path / "experiment.json"))
+    path = tmp_path / "experiment.json"
+    path.write_text(text)
+    assert _fails(capsys, "train", "--from", str(path)).startswith(f"manyheads: --from {path}: ")
 
 
 def test_from_a_file_that_is_no_text(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:

@@ -102,7 +102,9 @@ def test_without_a_graph_the_option_is_passed_over(capsys: pytest.CaptureFixture
 def test_an_option_that_says_what_the_algorithm_does_is_taken(capsys: pytest.CaptureFixture) -> None:
     _train(capsys, "dispfl", "--weights", "uniform", *SMALL, "--quiet")
     words = ["--graph", "server", "--no-redraw", "--weights", "auto", "--link-failure", "0", "--worker-failure", "0.5"]
-    _train(capsys, "fedavg", *words, *SMALL, "--quiet")
+    out = Path(_train(capsys, "fedavg", *words, *SMALL, "--quiet")[-1])
+    taken = json.loads((out / "experiment.json").read_text())
+    assert (taken["graph"], taken["link_failure"], taken["worker_failure"]) == ("server", 0, 0.5)
 
 
 def test_the_record_of_a_run_is_a_command(capsys: pytest.CaptureFixture) -> None:
