@@ -20,7 +20,6 @@ from manyheads.files import (
     read_sealed,
     replacing,
     sha256,
-    to_json,
     write_atomically,
     write_sealed,
     write_tensors,
@@ -154,11 +153,6 @@ def test_one_number_of_one_worker(tmp_path: Path) -> None:
     write_tensors(tmp_path / "t", {"expanded": torch.tensor(7).expand(1), "none": torch.zeros(0, 3)})
     found = load_file(tmp_path / "t")
     assert found["expanded"].tolist() == [7] and found["none"].shape == (0, 3)
-
-
-def test_json_holds_no_number_that_is_not_finite() -> None:
-    value = {"a": [1.5, float("nan")], "b": {"c": (float("inf"), -2)}, "d": None, "e": True}
-    assert to_json(value) == '{"a": [1.5, null], "b": {"c": [null, -2]}, "d": null, "e": true}'
 
 
 HOLD = """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from manyheads.errors import Transient, UserError
-from manyheads.files import fits, write_json
+from manyheads.json_text import fits, write_json
 from manyheads.network.placement import Placement, blocks, owners
 from manyheads.store.layout import SITE, read_object
 from manyheads.units import numbered, plural

@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from manyheads.errors import UserError, first_line, is_out_of_memory
-from manyheads.files import fits, read_json, sha256, write_atomically, write_tensors
+from manyheads.files import sha256, write_atomically, write_tensors
+from manyheads.json_text import fits, read_json
 from manyheads.tree import Buffers, Params
 
 _MANIFEST = "manifest.json"

@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.algorithms import Local
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
-from manyheads.files import fits, parse_json, read_json
+from manyheads.json_text import fits, parse_json, read_json
 from manyheads.recipes import Recipe
 from manyheads.record import Record
 

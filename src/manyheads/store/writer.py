@@ -19,13 +19,12 @@ from manyheads.files import (
     locked,
     read_sealed,
     sync,
-    to_json,
     wait_until,
     write_atomically,
-    write_json,
     write_sealed,
     write_tensors,
 )
+from manyheads.json_text import to_json, write_json
 from manyheads.own_code import changed, hashes
 from manyheads.record import Record
 from manyheads.snapshot import covers

@@ -14,7 +14,8 @@ import numpy as np
 from safetensors import safe_open
 
 from manyheads.errors import UserError
-from manyheads.files import disk_errors, make_folder, to_json, with_floats, write_atomically
+from manyheads.files import disk_errors, make_folder, write_atomically
+from manyheads.json_text import to_json, with_floats
 from manyheads.report.collect import Finished, find_runs
 from manyheads.store import Run
 from manyheads.store.layout import (
