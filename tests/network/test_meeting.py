@@ -10,7 +10,7 @@ from manyheads.derived import pick_device
 from manyheads.errors import UserError
 from manyheads.network import meeting
 from manyheads.network import processes as module
-from manyheads.network.meeting import _assemble, _have_gpus_of_their_own, _join_start, _open_store, join
+from manyheads.network.meeting import _assemble, _have_gpus_of_their_own, _join, _join_start, _open_store, join
 from manyheads.network.processes import Processes
 
 
@@ -158,3 +158,29 @@ def test_before_they_meet_the_first_of_a_host_speaks(
     assert not waited, "after Ctrl-C nobody waits"
     assert meeting.failure("mine") == ("mine" if rank == "0" or torchrun else None)
     assert bool(waited) == waits
+
+
+@pytest.mark.usefixtures("quiet")
+def test_processes_connect_once_they_have_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not come while they do is no longer looked for, but a way between two of them that is shut."""
+    where = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+    }
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(meeting, "_joined", None)
+    monkeypatch.setattr(meeting, "_looking", False)
+    connecting: list[bool] = []
+
+    def connect(*_: object, **__: object) -> None:
+        assert meeting._joined is not None
+        connecting.append(meeting._joined.connecting)
+
+    monkeypatch.setattr(meeting.dist, "init_process_group", connect)
+    monkeypatch.setattr(Processes, "wait", lambda _: None)
+    _join(20, torch.device("cpu"))
+    assert connecting == [True] and meeting._joined is not None and not meeting._joined.connecting
