@@ -249,14 +249,14 @@ def test_an_error_is_shown_whole_and_once(start_together, tmp_path: Path) -> Non
 
 SLOW = """
 import os, sys, time
-from manyheads import checkpoint
+from manyheads import snapshot
 from manyheads.cli import main
 
-def slow(path, sha256=checkpoint.sha256):
+def slow(path, sha256=snapshot.sha256):
     time.sleep(4 if os.environ["RANK"] == "1" else 0)
     return sha256(path)
 
-checkpoint.sha256 = slow
+snapshot.sha256 = slow
 sys.exit(main())
 """
 

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.checkpoint import Checkpoints, Snapshot
+from manyheads.checkpoint import Checkpoints
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.recipes import RECIPES
 from manyheads.record import Record
+from manyheads.snapshot import Snapshot
 from manyheads.store import RunDirectory
 
 EXPERIMENT = Experiment(workers=4, rounds=50).complete(RECIPES["digits"])
