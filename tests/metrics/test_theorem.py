@@ -36,7 +36,9 @@ def test_as_the_formulas_say(p: float, n: int, lipschitz: float, tau: int) -> No
     c, q = 2 * (1 + p**-n) / (1 - p**n), (1 - p**n) ** (1 / n)
     beta = min(1 / lipschitz, n / 2, (1 - q) / (3 * sqrt(2) * c * lipschitz * n))
     assert (found.c, found.one_minus_q, found.beta) == pytest.approx((log10(c), log10(1 - q), log10(beta)), abs=1e-4)
-    assert found.rounds_printed == pytest.approx(log10(n) - 2 * log10(beta), abs=1e-3)
+    # As Corollary 1 prints them.
+    least = (18 * c**2 * lipschitz**2 * n**3 / (1 - q) ** 2, (2 * lipschitz**2 + 2) ** 2 / (n * lipschitz**4))
+    assert found.rounds_printed == pytest.approx(log10(max(*least, n * lipschitz**2)), abs=1e-3)
 
     k = 10**found.rounds_repaired
     alpha, beta = 1 / (tau * sqrt(k)), sqrt(n / k)
@@ -58,7 +60,9 @@ def test_small_powers_meet_the_exact_ones() -> None:
 def test_some_are_within_reach() -> None:
     assert not constants(0.5, 2, lipschitz=0.01).vacuous
     assert constants(0.5, 2).vacuous
-    assert constants(0.9, 2, lipschitz=1e-4).beta == 0, "N/2 is the least of the three"
+    flat = constants(0.9, 2, lipschitz=1e-4)
+    assert flat.beta == 0, "N/2 is the least of the three"
+    assert flat.rounds_printed == flat.rounds_repaired == pytest.approx(log10(2) + 16), "(2 L^2 + 2)^2 / (N L^4)"
 
 
 def test_lines_for_a_graph() -> None:

@@ -6,7 +6,7 @@ sets alpha = 1 / (tau sqrt(K)) and beta = sqrt(N/K), for as many rounds K as mak
 
 - alpha: printed as alpha <= (1 + 36 tau^2) / (tau L), where the proof uses alpha tau L (1 + 36 tau^2) <= 1;
 - beta: the proof needs (1 - q)^2 >= 18 C^2 L^2 N^2 (beta^2 + N (2 alpha tau + beta)), which the printed beta does not
-  give, and beta <= N L^2 / (2 L^2 + 2) where the theorem prints N/2.
+  give, and beta <= N L^2 / (2 L^2 + 2) where the theorem prints N/2; the rounds that the corollary prints heed it.
 
 They rank the full graph worst and the ring best, against all experience. What mixing does is said by the spectral gap.
 """
@@ -51,14 +51,14 @@ def constants(smallest_weight: float, num_workers: int, *, lipschitz: float = 1.
     log_c = log(2) - power + log1p(p_n) - log1p(-p_n)
     log_gap = log(-expm1(log1p(-p_n) / n)) if p_n > _TINY else power - log(n)
     log_beta = min(-log(lip), log(n / 2), log_gap - log(3 * sqrt(2) * lip * n) - log_c)
-    # The printed bound on alpha asks for fewer rounds than beta <= 1/L does.
-    printed = log(n) - 2 * log_beta
+    log_cap = min(-log(lip), log(n * lip**2 / (2 * lip**2 + 2)))
+    # The corollary prints rounds for the proof's bound on beta, not for N/2; those for alpha are fewer than for 1/L.
+    printed = log(n) - 2 * min(log_beta, log_cap)
 
     # With u = 1 / sqrt(K) the repaired condition reads N u^2 + N (2 + sqrt(N)) u <= r.
     log_r = 2 * log_gap - log(18 * (lip * n) ** 2) - 2 * log_c
     linear = n * (2 + sqrt(n))
     log_u = log(2) + log_r - log(linear + sqrt(linear**2 + 4 * n * exp(log_r)))
-    log_cap = min(-log(lip), log(n * lip**2 / (2 * lip**2 + 2)))
     repaired = max(-2 * log_u, log(n) - 2 * log_cap, 2 * log(lip * (1 + 36 * tau**2)))
     return TheoremConstants(*(value * log10(e) for value in (log_c, log_gap, log_beta, printed, repaired)))
 
