@@ -36,6 +36,16 @@ def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None
     assert terms[1] == pytest.approx(2 * 0.2 * max(smoothness) / 4 * noise, rel=0.02), "with the first rate, 0.2"
 
 
+def test_heads_that_move_with_the_rest_have_its_rate(trained, capsys: pytest.CaptureFixture) -> None:
+    assert main(["inspect", "constants", str(trained("d-psgd", "--lr", "0.1", "--head-lr", "0.03"))]) == 0
+    out = capsys.readouterr().out.splitlines()
+    found = dict(line.split("  ", 1) for line in out if "  " in line.strip())
+    assert found["rates"].strip() == "0.098 for the representation, 0.098 for the heads", "one round has gone by"
+    smoothness = max(float(word) for word in found["L"].split() if word[0].isdigit())
+    noise = max(float(word) for word in found["sigma^2"].split()[:5] if word[0].isdigit())
+    assert float(out[-2].split()[-1]) == pytest.approx(2 * 0.1**2 * smoothness / 0.1 * noise, rel=0.02), out[-2]
+
+
 def test_where_the_theorem_does_not_apply_there_is_no_bound(trained, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "constants", str(trained("deprl", "--link-failure", "0.3"))]) == 0
     out = capsys.readouterr().out

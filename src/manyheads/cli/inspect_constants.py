@@ -62,7 +62,9 @@ def _estimates(session: Session, snapshot: Snapshot) -> list[tuple[str, str]]:
     curvature = [float(smoothness(point, part, ctx).max()) for part in parts]
     noise = [float(gradient_noise(point, part, ctx).mean()) for part in parts]
     varsigma = variability(point, ctx)
-    rates = [ctx.rates.sgd(snapshot.round, head=head).lr for head in (False, True)]
+    # Heads that move only with all the rest do so at its rate.
+    alone = algorithm.head_passes > 0
+    rates = [ctx.rates.sgd(snapshot.round, head=head).lr for head in (False, alone)]
     both = "{:.3g} in the representation, {:.3g} in the heads".format
     lines = [
         ("after round", str(snapshot.round)),
@@ -91,7 +93,7 @@ def _bound(
         rounds=session.experiment.recipe.rounds,
         workers=len(ctx.ids),
         beta=ctx.rates.lr,
-        alpha=ctx.rates.head_lr,
+        alpha=ctx.rates.head_lr if session.experiment.algorithm.head_passes else ctx.rates.lr,
         tau=known.tau,
         lipschitz=known.lipschitz,
         noise=noise,
