@@ -18,7 +18,7 @@ class Spectrum:
     """What ``spectral`` found over ``rounds`` rounds: one period, or a sample where there is none."""
 
     rho: float
-    """The factor by which a round shrinks the workers' disagreement, 0 (at once) to 1 (never)."""
+    """The most that a round leaves of the workers' disagreement, on average over many: 0 (none) to 1 (all)."""
     min_degree: int
     max_degree: int
     """The fewest and the most others a worker hears in a round."""
