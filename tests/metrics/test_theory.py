@@ -125,6 +125,7 @@ def test_statistics_follow_the_representation(lab: SimpleNamespace) -> None:
         (DePRL(head_epochs=2, body_epochs=1), 2 * 0.05 / 0.1),
         (DePRL(head_steps=6, body_steps=1), 6 * 0.05 / 0.1),
         (FedRep(head_epochs=3, body_epochs=2), 3 / 2 * 0.05 / 0.1),
+        (DePRL(head_steps=6, body_epochs=0), 6 * 0.05 / 0.1),
         (DePRL(head_epochs=0), 0.0),
         (DPSGD(epochs=3), 1.0),
     ],

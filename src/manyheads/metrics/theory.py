@@ -54,11 +54,14 @@ def gradient_phase(groups: frozenset[str], ctx: Context) -> Phase:
 def head_term_factor(start: State, trained: State, log: Log, ctx: Context) -> float:
     """alpha tau / beta, tau the head's mini-batches for each of the representation's; 1 where both move as one.
 
-    It is computed from the first rates: both fall by the same factor in every round.
+    Where the representation does not move, tau is the mini-batches of a worker's head. It is computed from the first
+    rates: both fall by the same factor in every round.
     """
     if "head" not in log:
         moved = {name: leaf - start.params[name] for name, leaf in select(trained.params, HEAD).items()}
         # Heads that nothing moves have tau = 0.
         return float(spread(moved, ctx.network).mean_square != 0)
-    steps = {name: int(ctx.network.gather(work.steps).sum()) for name, work in log.items()}
-    return ctx.rates.head_lr * steps["head"] / (ctx.rates.lr * max(1, steps.get("body", 0)))
+    steps = {name: ctx.network.gather(work.steps) for name, work in log.items()}
+    moves = int(steps["body"].sum()) if "body" in steps else 0
+    tau = int(steps["head"].sum()) / (moves or max(1, int((steps["head"] > 0).sum())))
+    return ctx.rates.head_lr * tau / ctx.rates.lr
