@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from manyheads.models.layers import put, replace_layers, unshare_layers
+from manyheads.models.layers import replace_layers, unshare_layers
 
 
 def test_a_shared_layer_is_replaced_in_all_its_places_by_one() -> None:
@@ -20,9 +20,3 @@ def test_a_shared_layer_without_tensors_becomes_one_for_each_place() -> None:
     unshare_layers(net)
     assert len({net[1], net[3][0], net[4]}) == 3
     assert net[0] is net[2]
-
-
-def test_put_follows_dotted_names() -> None:
-    net = nn.ModuleDict({"a": nn.ModuleList([nn.ReLU(), nn.ReLU()])})
-    put(net, "a.1", nn.Tanh())
-    assert repr(net["a"]) == repr(nn.ModuleList([nn.ReLU(), nn.Tanh()]))

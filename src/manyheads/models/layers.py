@@ -22,7 +22,7 @@ def replace_layers(net: nn.Module, make: Callable[[nn.Module], nn.Module | None]
             # Those of state dicts speak of the old layer's tensors, and some know no other layer.
             around = [own for own in vars(layer) if "_hook" in own and "state_dict" not in own]
             vars(new).update({own: vars(layer)[own] for own in around})
-            put(net, name, new)
+            net.set_submodule(name, new)
 
 
 def unshare_layers(net: nn.Module) -> None:
@@ -30,14 +30,8 @@ def unshare_layers(net: nn.Module) -> None:
     seen: set[nn.Module] = set()
     for name, layer in list(net.named_modules(remove_duplicate=False)):
         if layer in seen and not layer.state_dict() and not list(layer.children()):
-            put(net, name, copy.deepcopy(layer))
+            net.set_submodule(name, copy.deepcopy(layer))
         seen.add(layer)
-
-
-def put(net: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put a layer in the place with this dotted name."""
-    parent, _, child = name.rpartition(".")
-    setattr(net.get_submodule(parent), child, layer)
 
 
 def refuse_lazy(module: nn.Module) -> None:

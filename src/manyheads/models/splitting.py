@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.dropout import Dropout
-from manyheads.models.layers import children, has_hooks, owns_parameters, put, replace_layers, unshare_layers
+from manyheads.models.layers import children, has_hooks, owns_parameters, replace_layers, unshare_layers
 from manyheads.models.norm import own_batchnorm
 from manyheads.models.split import Split
 from manyheads.models.straight import straightened
@@ -102,10 +102,10 @@ def _separate(whole: nn.Module, head: str) -> tuple[nn.Module, nn.Module, str]:
     parent = whole.get_submodule(parent_name)
     if type(parent) is nn.Sequential:
         front, top = _sliced(parent, [child])
-        put(whole, parent_name, front)
+        whole.set_submodule(parent_name, front)
         return whole, top, f"{parent_name}."
     top = whole.get_submodule(head)
-    put(whole, head, nn.Identity())
+    whole.set_submodule(head, nn.Identity())
     return whole, top, f"{head}."
 
 

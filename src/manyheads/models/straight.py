@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manyheads.models.layers import children, has_hooks, put
+from manyheads.models.layers import children, has_hooks
 from manyheads.models.split import Split
 from manyheads.models.trials import alike
 
@@ -28,7 +28,7 @@ def straightened(net: Split, example: Tensor) -> Split:
     """The net with an nn.Sequential for every part that is one in effect, if that shows on ``example`` [B, ...]."""
     straight = copy.deepcopy(net)
     for name in ("representation", *net.head_names):
-        put(straight, name, _straightened(straight.get_submodule(name)))
+        straight.set_submodule(name, _straightened(straight.get_submodule(name)))
     changed = any(type(a) is not type(b) for a, b in zip(net.modules(), straight.modules(), strict=False))
     try:
         return straight if changed and _compute_the_same(net, straight, example) else net
@@ -39,7 +39,7 @@ def straightened(net: Split, example: Tensor) -> Split:
 def _straightened(module: nn.Module) -> nn.Module:
     if type(module) is nn.Sequential:
         for name, child in children(module).items():
-            put(module, name, _straightened(child))
+            module.set_submodule(name, _straightened(child))
     if type(module).__module__.startswith("torch."):
         return module
     try:
