@@ -16,7 +16,7 @@ from manyheads.network.base import Traffic, links, message_bytes, refuse_private
 from manyheads.network.messages import Row, pack, unpack
 from manyheads.network.placement import Placement, crossings, owners
 from manyheads.network.processes import Processes
-from manyheads.network.sums import LeafRows, add_hosted, common_row, divided, leaf_rows, mix_rows
+from manyheads.network.sums import LeafRows, add_hosted, common_row, divided, for_all, leaf_rows, mix_rows
 from manyheads.topology import Mixing, Rows
 from manyheads.tree import Params, as_uint8, nbytes
 
@@ -69,7 +69,7 @@ class Distributed:
             return params
         self.traffic.count(taking_part, taking_part, self._message_sizes(params, {}))
         total = self._counted_sum(params, weights / weights.sum())
-        return {name: total[name].expand_as(leaf).clone() for name, leaf in params.items()}
+        return {name: for_all(total[name], leaf) for name, leaf in params.items()}
 
     def gather(self, values: Tensor) -> Tensor:
         longest = max(map(len, self.placement))
@@ -135,7 +135,7 @@ class Distributed:
         kept = {f"mask.{name}": leaf.to(params[name].dtype) for name, leaf in mask.items()}
         total = self._counted_sum({**params, **kept}, weights)
         return {
-            name: (divided(total[name], total[f"mask.{name}"]) if name in mask else total[name]).expand_as(leaf).clone()
+            name: for_all(divided(total[name], total[f"mask.{name}"]) if name in mask else total[name], leaf)
             for name, leaf in params.items()
         }
 
