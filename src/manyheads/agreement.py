@@ -40,7 +40,7 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
     for this, its, that, first in _beside_the_first(processes, data):
         if is_site_path(its) != is_site_path(first):
             raise UserError(f"{this} was started with data {its}, {that} with data {first}: {_SAME_OPTIONS}")
-    if not (isinstance(experiment.data, str) and is_site_path(experiment.data)):
+    if not is_site_path(data):
         return None
     # Error messages can name files and samples, and the text of a crash can contain anything: other sites see neither.
     processes.tells_why = False
@@ -51,8 +51,8 @@ def meet_sites(experiment: Experiment, runtime: Runtime, processes: Processes) -
         raise UserError(
             f"--test-split {experiment.test_split} deals everybody's test samples, but sites keep theirs: leave it out."
         )
-    placement = place(processes.gather_json(seen(experiment.data, experiment.workers)))
-    processes.whose = whose(placement, experiment.data)
+    placement = place(processes.gather_json(seen(data, experiment.workers)))
+    processes.whose = whose(placement, data)
     return Sites(placement, experiment.workers, runtime.site_timeout)
 
 
