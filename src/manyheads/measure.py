@@ -2,9 +2,9 @@
 
 import resource
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import isfinite, nan
-from operator import attrgetter
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from manyheads.algorithms.base import Log, State
 from manyheads.algorithms.phases import WHOLE
 from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
-from manyheads.engine.phase import SGD, Epochs, Evaluation, Phase
+from manyheads.engine.phase import SGD, Epochs, Phase
 from manyheads.errors import Diverged
 from manyheads.metrics.accuracy import summarise
 from manyheads.metrics.similarity import mean_cosines
@@ -132,22 +132,21 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
             # Heads never go through the network. With several processes they are compared at the end, on disk.
             values |= mean_cosines(session.experiment.algorithm.models(end, ctx).params)
 
-    def score(state: State, shards: Shards, wanted: Callable[[Evaluation], Tensor]) -> tuple[Tensor, Tensor]:
+    def score(state: State, shards: Shards, wanted: Literal["metric", "loss"]) -> tuple[Tensor, Tensor]:
         models = session.experiment.algorithm.models(state, ctx)
-        result = ctx.engine.evaluate(models.params, models.buffers, shards)
+        own = getattr(ctx.engine.evaluate(models.params, models.buffers, shards), wanted)
         # In one message, and nothing that is not wanted: others need not know how many samples a worker has.
-        here = torch.stack([each.double().cpu() for each in (wanted(result), result.count > 0)], dim=1)
+        here = torch.stack([each.double().cpu() for each in (own, torch.tensor(shards.sizes) > 0)], dim=1)
         found, tested = ctx.network.gather(here).unbind(1)
         return found, tested > 0
 
-    metric, loss = attrgetter("metric"), attrgetter("loss")
-    accuracy, tested = score(end, federation.test, metric)
+    accuracy, tested = score(end, federation.test, "metric")
     values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, tested)
     values["workers_without_test"] = int((~tested).sum())
     # Where nothing is exchanged the two are the same state.
-    accuracy_before = accuracy if before is end else score(before, federation.test, metric)[0]
+    accuracy_before = accuracy if before is end else score(before, federation.test, "metric")[0]
     values["accuracy_before_mixing"] = summarise(accuracy_before, tested)[0]
-    train_loss, trains = score(trained, federation.train, loss)
+    train_loss, trains = score(trained, federation.train, "loss")
     values["train_loss"] = summarise(train_loss, trains)[0]
     per_worker: PerWorker = {
         "accuracy": _listed(accuracy, tested),
@@ -155,7 +154,7 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
         "train_loss": _listed(train_loss, trains),
     }
     if session.experiment.validation > 0:
-        held_out, validates = score(end, federation.validation, metric)
+        held_out, validates = score(end, federation.validation, "metric")
         values["accuracy_validation"] = summarise(held_out, validates)[0]
         per_worker["accuracy_validation"] = _listed(held_out, validates)
     return values, per_worker

@@ -143,7 +143,7 @@ class LocalEngine:
 
         self._each(score, self._chunks(widths, counts, together))
         metric, loss, weight = sums
-        return Evaluation(metric / weight, loss / weight, torch.tensor(shards.sizes))
+        return Evaluation(metric / weight, loss / weight)
 
     def gradient(
         self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
@@ -157,7 +157,8 @@ class LocalEngine:
         drawn = {row: plan.drawn(column) for column, row in enumerate(plan.rows)}
 
         def one(row: int) -> list[Tensor]:
-            model = self._model(params, buffers, row)
+            model = self._replica().eval()
+            point_at(model, params, buffers, row)
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(group(name) in phase.update)
             leaves = [model.get_parameter(name) for name in moving]
@@ -279,12 +280,6 @@ class LocalEngine:
         """For nets that draw from torch's own generator: make their draws a function of these and the seed."""
         seed = key(self.work.source.seed, stream, worker=self.work.ids[row], round=round)
         return torch_seed(seed) if self.seeded else nullcontext()
-
-    def _model(self, params: Params, buffers: Buffers, row: int) -> Split:
-        """One worker's model in eval mode."""
-        model = self._replica()
-        point_at(model, params, buffers, row)
-        return model.eval()
 
     def _replica(self) -> Split:
         """This thread's own copy of the net, as a module can be pointed at only one worker at a time."""

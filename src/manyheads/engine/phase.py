@@ -129,11 +129,10 @@ class Fit:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Per worker: mean metric, mean loss, and the number of samples they were taken over, each [W]."""
+    """Per worker: mean metric and mean loss, each [W]; NaN without samples."""
 
     metric: Tensor
     loss: Tensor
-    count: Tensor
 
 
 @dataclass

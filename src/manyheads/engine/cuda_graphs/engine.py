@@ -115,7 +115,7 @@ class CudaGraphsEngine:
             sums = self._scoring(shards).run(params, buffers)
         metric, loss, weight = sums.unbind(1)
         self._finish(params)
-        return Evaluation(metric / weight, loss / weight, torch.tensor(shards.sizes))
+        return Evaluation(metric / weight, loss / weight)
 
     def gradient(
         self, params: Params, buffers: Buffers, phase: Phase, round: int, *, batches: Steps | None = None
