@@ -87,8 +87,7 @@ def test_the_first_personal_scores_are_the_generic_ones(lab):
         net = session.ctx.model.eval()
         net.load_state_dict({name: leaf[0] for name, leaf in state.params.items()})
         x = session.federation.test.x
-        features = net.features(x)
-        outputs = net.outputs(features)
+        outputs = net.outputs(x)
         assert not outputs["head"].any() and outputs["generic"].any()
         torch.testing.assert_close(net(x), outputs["generic"])
         # It must be able to learn all the same.

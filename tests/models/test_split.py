@@ -30,7 +30,7 @@ def test_parameters_are_named_by_group() -> None:
 
 def test_the_output_is_the_sum_of_the_heads() -> None:
     net = Split(nn.Linear(6, 5), {"head": nn.Linear(5, 3), "personal": nn.Linear(5, 3)})
-    outputs = net.outputs(net.features(X))
+    outputs = net.outputs(X)
     assert list(outputs) == ["head", "personal"]
     torch.testing.assert_close(net(X), outputs["head"] + outputs["personal"])
 
@@ -39,11 +39,11 @@ def test_a_detached_head_sends_no_gradient_into_the_features() -> None:
     net = Split(nn.Linear(6, 5), {"head": nn.Linear(5, 3)}).with_head("personal", detach=frozenset({"personal"}))
     body = list(net.representation.parameters())
     (whole,) = torch.autograd.grad(net(X).sum(), body[:1])
-    (first,) = torch.autograd.grad(net.outputs(net.features(X))["head"].sum(), body[:1])
+    (first,) = torch.autograd.grad(net.outputs(X)["head"].sum(), body[:1])
     torch.testing.assert_close(whole, first)
-    personal = net.outputs(net.features(X))["personal"].sum()
+    personal = net.outputs(X)["personal"].sum()
     assert torch.autograd.grad(personal, [net.get_parameter("personal.weight")])[0].abs().sum() > 0
-    assert torch.autograd.grad(net.outputs(net.features(X))["personal"].sum(), body, allow_unused=True) == (None, None)
+    assert torch.autograd.grad(net.outputs(X)["personal"].sum(), body, allow_unused=True) == (None, None)
 
 
 def test_with_head_copies_everything() -> None:

@@ -168,7 +168,7 @@ class LocalEngine:
             with self._seed(phase.stream, row, round):
                 for span in self._passes(slice(0, len(entries))):
                     part = torch.from_numpy(entries[span]).to(self.device)
-                    outputs = model.outputs(model.features(train.x.index_select(0, train.index[part])))
+                    outputs = model.outputs(train.x.index_select(0, train.index[part]))
                     sums = summed_loss(phase.objective, outputs, train.y[part], constants, None)
                     loss = sums / len(entries)
                     gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)

@@ -33,7 +33,7 @@ class LoopKernel:
     def step(self, batch: Batch) -> Tensor:
         for layer in self.dropouts.values():
             layer.key = dropout_key(batch.dropout_base[0], batch.step, layer.number)
-        outputs = self.model.outputs(self.model.features(batch.x[0]))
+        outputs = self.model.outputs(batch.x[0])
         total = summed_loss(self.phase.objective, outputs, batch.y[0], self.constants, None)
         mean, weights = total / batch.count[0], list(self.moving.values())
         gradients = torch.autograd.grad(mean, weights, allow_unused=True, materialize_grads=True)

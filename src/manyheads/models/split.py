@@ -67,12 +67,9 @@ class Split(nn.Module):
         # Copies: tied layers share tensors, which safetensors cannot store.
         return {names[name]: tensor.clone() for name, tensor in self.state_dict().items()}
 
-    def features(self, x: Tensor) -> Tensor:
-        """Samples [B, ...] -> features [B, ...]."""
-        return self.representation(x)
-
-    def outputs(self, features: Tensor) -> dict[str, Tensor]:
-        """Features [B, ...] -> each head's output [B, ...]."""
+    def outputs(self, x: Tensor) -> dict[str, Tensor]:
+        """Samples [B, ...] -> each head's output [B, ...]."""
+        features = self.representation(x)
         detached = features.detach()
         return {
             name: self.get_submodule(name)(detached if name in self.detached else features) for name in self.head_names
@@ -80,7 +77,7 @@ class Split(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Samples [B, ...] -> outputs [B, ...]."""
-        return reduce(add, self.outputs(self.features(x)).values())
+        return reduce(add, self.outputs(x).values())
 
     def with_head(self, name: str, *, detach: frozenset[str]) -> "Split":
         """A copy with one more head, itself a copy of the first; ``detach`` names the detached ones."""
