@@ -333,7 +333,7 @@ class Processes:
         return answer
 
 
-def ask(question: Callable[[], Answer], seconds: float = _STORE_SECONDS) -> Answer | None:
+def ask(question: Callable[[], Answer], seconds: float) -> Answer | None:
     """The store's answer; None: it gave none in time."""
     answers: list[Answer] = []
 

@@ -9,9 +9,9 @@ MOST_SPRINGS = 400
 """With more workers a random graph is a blur in any layout, and a circle costs nothing."""
 
 
-def edges(mixing: Mixing, round: int = 0) -> list[tuple[int, int]]:
-    """The pairs of workers that exchange anything in a round, in either direction: each once, (i, j) with i < j."""
-    rows = mixing.rows(round)
+def edges(mixing: Mixing) -> list[tuple[int, int]]:
+    """The pairs of workers that exchange anything in round 0, in either direction: each once, (i, j) with i < j."""
+    rows = mixing.rows(0)
     low, high = np.minimum(rows.receivers, rows.columns), np.maximum(rows.receivers, rows.columns)
     # A pair as one number: that is sorted many times faster.
     pairs = distinct((low * mixing.num_workers + high)[low < high])

@@ -34,10 +34,10 @@ def test_memory_is_counted_before_the_start() -> None:
     assert small.largest(large.device) == 1000
     assert small.data == few.x.numel() * 4 * 2, "images lie there in two layouts"
     assert not small.stacked
-    stacked = plan_memory(make_net(), few, batch_size=16)
+    stacked = plan_memory(make_net(), few, batch_size=16, precision=Precision())
     assert (stacked.stacked, stacked.lanes) == (True, 10)
     assert stacked.lane > 16 * 4 * 36 * 27, "there is room for the patches of a batch"
-    heavy = plan_memory(make_net(), few, batch_size=10**7)
+    heavy = plan_memory(make_net(), few, batch_size=10**7, precision=Precision())
     assert not heavy.stacked, "a step that keeps the device busy alone"
     twice = plan_memory(make_net(), few, batch_size=16, precision=slots, extra_rows=1.0)
     assert twice.rows == 2 * small.rows

@@ -85,7 +85,7 @@ def plan_memory(
     train: Shards,
     *,
     batch_size: int,
-    precision: Precision | None = None,
+    precision: Precision,
     footprint: Footprint | None = None,
     extra_rows: float = 0.0,
 ) -> MemoryPlan:
@@ -93,7 +93,7 @@ def plan_memory(
 
     ``extra_rows``: what the algorithm's state holds of a worker besides its net, in multiples of the net.
     """
-    precision, num_workers = precision or Precision(), train.num_workers
+    num_workers = train.num_workers
     footprint = footprint or footprint_of(model, tuple(train.x.shape[1:]))
     number = next((p.element_size() for p in model.parameters()), 4)
     weights = sum(p.numel() for p in model.parameters())
