@@ -199,17 +199,16 @@ class LocalEngine:
         phase = _narrow(chunk.phase, rows, params)
         kernel = self.kernel(model, phase, params, buffers)
         sums = torch.zeros(len(chunk.plan.rows), dtype=self.dtype, device=self.device)
-        seen = torch.zeros_like(sums)
         for batch in self._batches(inputs, chunk.plan):
             active = len(batch.count)
             sums[:active] += kernel.step(self._transformed(batch, chunk))
-            seen[:active] += batch.count
             self.progress.done += active
         if isinstance(rows, Tensor):
             for name, leaf in select(params, phase.update).items():
                 moved[name][rows] = leaf
             for name, leaf in buffers.items():
                 tracked[name][rows] = leaf
+        seen = torch.from_numpy(chunk.plan.samples()).to(sums)
         loss[rows] = (sums / seen).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
 
     def _inputs(self, params: Params, buffers: Buffers, chunk: _Chunk) -> tuple[Split, _Inputs]:
