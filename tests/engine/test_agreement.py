@@ -53,6 +53,14 @@ def fits(problem, phase: Phase, kinds: tuple[str, ...], **options) -> list[Fit]:
     return [problem.engine(kind).fit(problem.params, problem.buffers, phase, 2, **options) for kind in kinds]
 
 
+def agreed(problem, phase: Phase, kinds: tuple[str, ...], tolerance: float = TOLERANCE[torch.float64]) -> Fit:
+    """What the first kernel gives, once the others have given the same."""
+    expected, *others = fits(problem, phase, kinds)
+    for fit in others:
+        assert_agree(fit, expected, tolerance)
+    return expected
+
+
 SMALL = {
     "mlp": (("loop", "chain", "vmap"), {"net": "mlp:12,8"}),
     "mlp-deep-head": (("loop", "chain", "vmap"), {"net": "mlp:12,8", "head": "fc2"}),
@@ -88,21 +96,16 @@ OTHER_CUTS = {
 def test_kernels_agree(small, phase, net, change):
     kinds, p = small(net)
     asked = phase(**CHANGES[change](p))
-    expected, *others = fits(p, asked, kinds)
-    moved = {name for name, leaf in p.params.items() if not torch.allclose(expected.params[name], leaf, rtol=1e-4)}
+    fit = agreed(p, asked, kinds)
+    moved = {name for name, leaf in p.params.items() if not torch.allclose(fit.params[name], leaf, rtol=1e-4)}
     assert moved == {name for name in p.params if group(name) in asked.update and asked.amount.count}
-    for fit in others:
-        assert_agree(fit, expected, TOLERANCE[torch.float64])
 
 
 @pytest.mark.parametrize("change", ["momentum-decay-clip", "head"])
 @pytest.mark.parametrize("net", ["mlp", "dnn", "cnn", "batchnorm"])
 def test_kernels_agree_in_single_precision(small, phase, net, change):
     kinds, p = small(net, dtype=torch.float32)
-    expected, *others = fits(p, phase(**CHANGES[change](p)), kinds)
-    for fit in others:
-        assert fit.loss.dtype == torch.float32
-        assert_agree(fit, expected, TOLERANCE[torch.float32])
+    assert agreed(p, phase(**CHANGES[change](p)), kinds, TOLERANCE[torch.float32]).loss.dtype == torch.float32
 
 
 LARGE = {"dnn": (30,), "alexnet-code": (1, 29, 29), "vgg11": (3, 32, 32), "resnet18": (3, 8, 8)}
@@ -113,9 +116,7 @@ LARGE = {"dnn": (30,), "alexnet-code": (1, 29, 29), "vgg11": (3, 32, 32), "resne
 def test_the_papers_nets_agree(problem, phase, net, change):
     p = problem(net, input_shape=LARGE[net], sizes=(3, 4), batch_size=3)
     asked = phase(**CHANGES[change](p), amount=Steps(1), optimizer=SGD(0.01, clip=0.5))
-    expected, *others = fits(p, asked, ("loop", "chain", "vmap") if net == "dnn" else ("loop", "vmap"))
-    for fit in others:
-        assert_agree(fit, expected, TOLERANCE[torch.float64])
+    agreed(p, asked, ("loop", "chain", "vmap") if net == "dnn" else ("loop", "vmap"))
 
 
 @pytest.mark.parametrize("net", ["mlp", "dnn", "cnn"])
@@ -130,9 +131,7 @@ def test_fedrods_two_losses_agree(small, phase, net):
         objective=two_losses,
         constants={"log_counts": log_counts},
     )
-    expected, *others = fits(p, asked, kinds)
-    for fit in others:
-        assert_agree(fit, expected, TOLERANCE[torch.float64])
+    agreed(p, asked, kinds)
 
 
 @pytest.mark.parametrize("change", ["joint", "momentum-decay-clip"])
@@ -147,9 +146,7 @@ def test_two_heads_move_one_representation(small, phase, change):
         return cross_entropy(outputs["head"], y) + 2 * cross_entropy(outputs["generic"], y)
 
     asked = phase(**CHANGES[change](p), update=HEAD | BODY | {"generic"}, objective=of_both)
-    expected, *others = fits(p, asked, kinds)
-    for fit in others:
-        assert_agree(fit, expected, TOLERANCE[torch.float64])
+    agreed(p, asked, kinds)
     assert is_chain(model)
     model.detached = frozenset(model.head_names)
     assert not is_chain(model)
@@ -165,10 +162,8 @@ def test_a_head_that_the_objective_leaves_out_decays_and_is_pulled_and_masked(sm
 
     for change in ("joint", "momentum-decay-clip", "proximal-momentum", "mask"):
         asked = phase(**CHANGES[change](p), update=HEAD | BODY | {"generic"}, objective=of_one_head)
-        expected, *others = fits(p, asked, kinds)
-        assert not any(torch.equal(expected.params[name], leaf) for name, leaf in p.params.items())
-        for fit in others:
-            assert_agree(fit, expected, TOLERANCE[torch.float64])
+        fit = agreed(p, asked, kinds)
+        assert not any(torch.equal(fit.params[name], leaf) for name, leaf in p.params.items())
 
 
 @pytest.mark.parametrize("net", ["mlp", "cnn", "batchnorm"])
@@ -211,9 +206,7 @@ def test_a_minimum_is_stayed_at(problem, phase):
 
     p = problem(linear, input_shape=(3,), sizes=(60,) * 6, batch_size=60, head="all", dtype=torch.float32)
     descent = phase(amount=Epochs(500), optimizer=SGD(0.5, momentum=0.9, clip=10.0))
-    expected, *others = fits(p, descent, ("loop", "chain", "vmap"))
-    for fit in others:
-        assert_agree(fit, expected, 1e-4)
+    agreed(p, descent, ("loop", "chain", "vmap"), 1e-4)
 
 
 def test_numbers_as_targets(problem, phase):
@@ -229,9 +222,7 @@ def test_numbers_as_targets(problem, phase):
     for sizes in ("ragged", "full"):
         batch_size = 4 if sizes == "ragged" else 3
         q = replace(p, work=replace(work, source=replace(work.source, batch_size=batch_size)))
-        expected, *others = fits(q, phase(objective=squares, optimizer=SGD(0.01)), ("loop", "chain", "vmap"))
-        for fit in others:
-            assert_agree(fit, expected, TOLERANCE[torch.float64])
+        agreed(q, phase(objective=squares, optimizer=SGD(0.01)), ("loop", "chain", "vmap"))
 
 
 def nested() -> nn.Module:
@@ -306,10 +297,8 @@ def test_a_transform_of_the_inputs(small, phase, net, change):
 
     plain = fits(p, asked, ("loop",))[0]
     p = replace(p, work=replace(p.work, transform=noisy))
-    expected, *others = fits(p, asked, kinds)
+    expected = agreed(p, asked, kinds)
     assert not torch.equal(expected.loss, plain.loss)
-    for fit in others:
-        assert_agree(fit, expected, TOLERANCE[torch.float64])
     beside = p.take([3, 1])
     (fit,) = fits(beside, asked, ("loop",))
     assert torch.equal(fit.loss, expected.loss[[3, 1]])
