@@ -140,24 +140,18 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
         found, tested = ctx.network.gather(here).unbind(1)
         return found, tested > 0
 
-    accuracy, tested = score(end, federation.test, "metric")
-    values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(accuracy, tested)
-    values["workers_without_test"] = int((~tested).sum())
-    # Where nothing is exchanged the two are the same state.
-    accuracy_before = accuracy if before is end else score(before, federation.test, "metric")[0]
-    values["accuracy_before_mixing"] = summarise(accuracy_before, tested)[0]
-    train_loss, trains = score(trained, federation.train, "loss")
-    values["train_loss"] = summarise(train_loss, trains)[0]
-    per_worker: PerWorker = {
-        "accuracy": _listed(accuracy, tested),
-        "accuracy_before_mixing": _listed(accuracy_before, tested),
-        "train_loss": _listed(train_loss, trains),
+    accuracy = score(end, federation.test, "metric")
+    scores = {
+        # Where nothing is exchanged the two are the same state.
+        "accuracy_before_mixing": accuracy if before is end else score(before, federation.test, "metric"),
+        "train_loss": score(trained, federation.train, "loss"),
     }
     if session.experiment.validation > 0:
-        held_out, validates = score(end, federation.validation, "metric")
-        values["accuracy_validation"] = summarise(held_out, validates)[0]
-        per_worker["accuracy_validation"] = _listed(held_out, validates)
-    return values, per_worker
+        scores["accuracy_validation"] = score(end, federation.validation, "metric")
+    values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(*accuracy)
+    values["workers_without_test"] = int((~accuracy[1]).sum())
+    values |= {name: summarise(*found)[0] for name, found in scores.items()}
+    return values, {name: _listed(*found) for name, found in {"accuracy": accuracy, **scores}.items()}
 
 
 def make_record(session: Session, round: int, values: Values, per_worker: PerWorker) -> Record:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 
-def summarise(scores: Tensor, counts: Tensor) -> tuple[float, float, float]:
-    """Mean, population deviation and mean of the ceil(N/10) lowest of scores [N], where counts [N] are above 0."""
-    kept = scores[counts > 0].to(torch.float64)
+def summarise(scores: Tensor, there: Tensor) -> tuple[float, float, float]:
+    """Mean, population deviation and mean of the ceil(N/10) lowest of scores [N], of the workers ``there`` [N] bool."""
+    kept = scores[there].to(torch.float64)
     if not len(kept):
         nan = float("nan")
         return nan, nan, nan
