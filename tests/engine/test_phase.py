@@ -19,6 +19,7 @@ def phase(**changes: Any) -> Phase:
 
 @pytest.mark.parametrize("kind", [Epochs, Steps])
 def test_an_amount_can_be_come_to_the_end_of(kind: type[Epochs | Steps]):
+    assert Epochs(1) != Steps(1)
     assert kind(0).count == 0 and kind(np.int64(2)).count == 2  # pyright: ignore[reportArgumentType]
     for given in (-1, 1.5, "2"):
         with pytest.raises(UserError, match=rf"{kind.__name__}\({given!r}\) is not an amount .*: give a whole number"):

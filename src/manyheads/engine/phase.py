@@ -15,30 +15,23 @@ from manyheads.tree import Buffers, Params, select
 
 
 @dataclass(frozen=True)
-class Epochs:
+class _Amount:
+    """A whole number of at least 0: with any other a phase would never end."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.count, Integral) or self.count < 0:
+            given = f"{type(self).__name__}({shown(self.count)})"
+            raise UserError(f"{given} is not an amount of training: give a whole number of at least 0.")
+
+
+class Epochs(_Amount):
     """Whole passes over a worker's own samples, in an order drawn anew for each pass."""
 
-    count: int
 
-    def __post_init__(self) -> None:
-        _check_count(self)
-
-
-@dataclass(frozen=True)
-class Steps:
+class Steps(_Amount):
     """A number of mini-batches, the same for every worker, out of as many passes as that takes."""
-
-    count: int
-
-    def __post_init__(self) -> None:
-        _check_count(self)
-
-
-def _check_count(amount: Epochs | Steps) -> None:
-    """Refuse a count that is not a whole number of at least 0: a phase would never end."""
-    if not isinstance(amount.count, Integral) or amount.count < 0:
-        given = f"{type(amount).__name__}({shown(amount.count)})"
-        raise UserError(f"{given} is not an amount of training: give a whole number of at least 0.")
 
 
 @dataclass(frozen=True)
