@@ -74,14 +74,18 @@ def processes(folder: Path, num_ranks: int, generation: str = "0", patience: flo
     ]
 
 
-def save_all(ranks: list[Checkpoints], round: int) -> None:
-    for checkpoints in ranks:
-        checkpoints.write_rows(snapshot(round, checkpoints.workers))
-    ranks[0].complete(round, snapshot(round).seconds)
+def save_all(ranks: list[Checkpoints], *rounds: int) -> None:
+    for round in rounds:
+        for checkpoints in ranks:
+            checkpoints.write_rows(snapshot(round, checkpoints.workers))
+        ranks[0].complete(round, snapshot(round).seconds)
 
 
-def single(folder: Path) -> Checkpoints:
-    return processes(folder, 1)[0]
+def single(folder: Path, *rounds: int) -> Checkpoints:
+    """Of a process alone, which has saved these rounds."""
+    (checkpoints,) = processes(folder, 1)
+    save_all([checkpoints], *rounds)
+    return checkpoints
 
 
 def loaded_round(checkpoints: Checkpoints) -> int | None:
@@ -96,8 +100,7 @@ def test_nothing_saved_is_nothing_loaded(tmp_path: Path) -> None:
 
 
 def test_what_is_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    save_all([checkpoints], 12)
+    checkpoints = single(tmp_path, 12)
     found, notes = checkpoints.load()
     assert found is not None
     assert same(found, snapshot(12))
@@ -106,16 +109,14 @@ def test_what_is_saved_is_loaded_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_leaves_keep_their_order_because_sums_over_them_depend_on_it(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    save_all([checkpoints], 1)
+    checkpoints = single(tmp_path, 1)
     found, _ = checkpoints.load()
     assert found is not None
     assert list(found.params) == list(snapshot(1).params) != sorted(snapshot(1).params)
 
 
 def test_a_loaded_state_owns_its_memory(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    save_all([checkpoints], 1)
+    checkpoints = single(tmp_path, 1)
     found, _ = checkpoints.load()
     assert found is not None
     found.params["head.bias"].zero_()
@@ -129,9 +130,7 @@ def test_a_loaded_state_owns_its_memory(tmp_path: Path) -> None:
 
 
 def test_the_last_two_are_kept_in_the_layout_of_the_docs(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    for round in (4, 8, 12):
-        save_all([checkpoints], round)
+    single(tmp_path, 4, 8, 12)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000008", "round-000012"]
     files = sorted(path.name for path in (tmp_path / "round-000012").iterdir())
     assert files == ["manifest.json", "rows-00000-00011.safetensors"]
@@ -142,9 +141,7 @@ def test_the_last_two_are_kept_in_the_layout_of_the_docs(tmp_path: Path) -> None
 
 
 def test_no_later_round_is_loaded_than_asked_for(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    for round in (4, 8):
-        save_all([checkpoints], round)
+    checkpoints = single(tmp_path, 4, 8)
     for at_most, expected in ((9, 8), (8, 8), (7, 4), (3, None)):
         found, notes = checkpoints.load(at_most)
         assert (found and found.round, notes) == (expected, [])
@@ -228,8 +225,7 @@ def test_what_a_process_that_is_ahead_is_writing_is_left_alone(tmp_path: Path) -
 
 
 def test_a_checkpoint_under_the_name_of_another_round_is_damaged(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    save_all([checkpoints], 4)
+    checkpoints = single(tmp_path, 4)
     shutil.copytree(tmp_path / "round-000004", tmp_path / "round-000009")
     found, notes = checkpoints.load()
     assert found is not None and same(found, snapshot(4))
@@ -246,9 +242,7 @@ def test_what_waits_for_a_checkpoint_may_be_damaged(tmp_path: Path) -> None:
 
 
 def test_a_million_rounds_are_no_end(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    for round in (999_999, 1_000_000):
-        save_all([checkpoints], round)
+    checkpoints = single(tmp_path, 999_999, 1_000_000)
     assert loaded_round(checkpoints) == 1_000_000
 
 
@@ -328,9 +322,7 @@ DAMAGE: dict[str, tuple[str, Callable[[Path], None], str]] = {
 @pytest.mark.parametrize("case", DAMAGE)
 def test_damage_falls_back_to_the_checkpoint_before_and_says_so(tmp_path: Path, case: str) -> None:
     name, harm, reason = DAMAGE[case]
-    checkpoints = single(tmp_path)
-    for round in (8, 12):
-        save_all([checkpoints], round)
+    checkpoints = single(tmp_path, 8, 12)
     harm(tmp_path / "round-000012" / name)
     found, notes = checkpoints.load()
     assert found is not None
@@ -342,8 +334,7 @@ def test_damage_falls_back_to_the_checkpoint_before_and_says_so(tmp_path: Path, 
 
 def test_a_process_looks_only_at_what_it_reads(tmp_path: Path) -> None:
     ranks = processes(tmp_path, 2)
-    for round in (8, 12):
-        save_all(ranks, round)
+    save_all(ranks, 8, 12)
     _truncate(tmp_path / "round-000012" / "rows-00006-00011.safetensors")
     assert [loaded_round(checkpoints) for checkpoints in ranks] == [12, 8]
     assert ranks[0].load()[1] == [] != ranks[1].load()[1]
@@ -364,9 +355,7 @@ def test_when_all_are_damaged_the_run_starts_over(tmp_path: Path) -> None:
 
 
 def test_after_a_fall_back_the_damaged_one_makes_way(tmp_path: Path) -> None:
-    checkpoints = single(tmp_path)
-    for round in (8, 12):
-        save_all([checkpoints], round)
+    checkpoints = single(tmp_path, 8, 12)
     _empty(tmp_path / "round-000012" / "manifest.json")
     assert loaded_round(checkpoints) == 8
     save_all([checkpoints], 9)
@@ -383,8 +372,7 @@ def test_what_cannot_be_deleted_stops_no_run_and_is_no_checkpoint(
     checkpoints = single(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", busy)
-        for round in (4, 8, 12):
-            save_all([checkpoints], round)
+        save_all([checkpoints], 4, 8, 12)
     assert [path.name for path in (tmp_path / "round-000004").iterdir()] == ["rows-00000-00011.safetensors"]
     save_all([checkpoints], 16)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["round-000012", "round-000016"]
@@ -393,8 +381,7 @@ def test_what_cannot_be_deleted_stops_no_run_and_is_no_checkpoint(
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     checkpoints = single(tmp_path_factory.mktemp("saved"))
-    for round in (8, 12):
-        save_all([checkpoints], round)
+    save_all([checkpoints], 8, 12)
     return checkpoints
 
 
@@ -436,9 +423,7 @@ def test_no_digit_of_a_manifest_can_be_changed(saved: Checkpoints) -> None:
 
 @pytest.mark.parametrize("at", range(6))
 def test_a_full_disk_keeps_the_former_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    checkpoints = single(tmp_path)
-    for round in (4, 8):
-        save_all([checkpoints], round)
+    checkpoints = single(tmp_path, 4, 8)
     fsync, calls = os.fsync, iter(range(100))
 
     def full_disk(handle: int) -> None:
