@@ -282,9 +282,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
     # Again, as a user's own algorithm may have a __post_init__ that does not call the base's.
     normalise_fields(algorithm)
     values, defaults = {name: getattr(algorithm, name) for name in field_kinds(kind)}, option_defaults(kind)
-    for name, value in values.items():
-        if isinstance(value, (int, float)):
-            not_negative(algorithm, name)
+    not_negative(algorithm, *(name for name, value in values.items() if isinstance(value, (int, float))))
     work = []
     for steps, epochs in epochs_by_steps(values).items():
         if values[steps] is not None and values[epochs] != defaults[epochs]:
