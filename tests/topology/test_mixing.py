@@ -293,12 +293,7 @@ def test_failures_are_a_function_of_seed_and_round(seed, round):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"graph": "ring", "num_workers": 0}, "at least 1 worker"),
-        ({"graph": "ring", "weights": "metropolls"}, "Did you mean 'metropolis'?"),
         ({"graph": "ring", "redraw": True}, "leave out --redraw"),
-        ({"graph": "ring", "link_failure": 1.0}, "--link-failure 1.0"),
-        ({"graph": "ring", "worker_failure": -0.1}, "--worker-failure -0.1"),
-        ({"graph": "ring", "worker_failure": float("nan")}, "--worker-failure nan"),
         ({"graph": "torus", "num_workers": 7}, "use 6 or 8 workers"),
         ({"graph": "in-neighbours:8", "weights": "uniform"}, "at most in-neighbours:7"),
     ],

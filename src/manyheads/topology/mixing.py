@@ -6,7 +6,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from manyheads.errors import UserError, unknown
+from manyheads.errors import UserError
 from manyheads.randomness import generator
 from manyheads.topology.graphs import Graph, Links, draw_links, fixed_links, parse_graph
 from manyheads.topology.rows import Mixing, Rows, check, sparse_rows
@@ -31,13 +31,6 @@ def build_mixing(
     ``allow_row_stochastic`` (the algorithm's choice) or ``weights="uniform"`` (the user's) accepts it.
     """
     spec = parse_graph(graph)
-    if weights not in WEIGHTS:
-        raise unknown("weights", weights, WEIGHTS)
-    if num_workers < 1:
-        raise UserError(f"a graph needs at least 1 worker, not {num_workers}.")
-    for what, probability in (("link", link_failure), ("worker", worker_failure)):
-        if not 0 <= probability < 1:
-            raise UserError(f"--{what}-failure {probability}: use a probability from 0 up to, but below, 1.")
     if redraw and not spec.random:
         raise UserError(f"{spec} is not random: leave out --redraw, or use random:P, regular:D or in-neighbours:K.")
     failing = link_failure > 0 or worker_failure > 0
