@@ -95,9 +95,6 @@ class Parser(argparse.ArgumentParser):
         for word in extra:
             if word.startswith("-"):
                 raise args.parser.unknown_option(word.partition("=")[0])
-        # Before Python 3.12 an optional word that stands after options is left over.
-        if extra and getattr(args, "algorithm", "") is None:
-            args.algorithm = extra.pop(0)
         if extra:
             raise UserError(f"unexpected word '{extra[0]}': see {args.parser.prog} --help.")
         return args
