@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from manyheads.data import Dataset
 from manyheads.data.evaluation_split import split_test
 from manyheads.data.partition import Natural, draw_partition, parse_split
-from manyheads.errors import UserError
 
 Make = Callable[..., Dataset]
 
@@ -126,9 +125,3 @@ def test_reweighted_worker_without_a_testable_class_has_no_entries(toy: Make) ->
 def test_a_regression_counts_as_one_class(regression: Dataset, kind: str, sizes: list[int]) -> None:
     partition = draw_partition(regression, parse_split("iid"), 4, seed=1)
     assert split_test(kind, regression, partition, seed=1).sizes.tolist() == sizes
-
-
-def test_unknown_kind(toy: Make) -> None:
-    data = toy([5, 5], [2, 2])
-    with pytest.raises(UserError, match=r"unknown test split 'share'\. Did you mean 'shared'"):
-        split_test("share", data, draw_partition(data, parse_split("iid"), 2, 1), 1)

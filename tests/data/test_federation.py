@@ -266,12 +266,6 @@ def test_test_samples_nobody_trains_on_are_left_out_and_noted(toy: Make) -> None
     assert ("note", federation.notes[0]) in describe(federation)
 
 
-@pytest.mark.parametrize("part", [-0.1, 1.0, float("nan")])
-def test_wrong_validation(digits: Dataset, part: float) -> None:
-    with pytest.raises(UserError, match=r"validation .*: give the fraction"):
-        federate(digits, workers=2, split="iid", validation=part, seed=1)
-
-
 def test_a_part_of_the_workers_holds_out_and_names_classes_as_among_all() -> None:
     """What a worker draws is its id's, whoever is beside it."""
     parts = [(torch.randn(12 + worker, 3), torch.arange(12 + worker) % 4) for worker in range(5)]

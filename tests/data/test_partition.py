@@ -247,8 +247,6 @@ def test_splits_that_the_data_cannot_serve(toy: Make, regression: Dataset) -> No
     data = toy([5, 5], [2, 2])
     with pytest.raises(UserError, match="11 workers for the 10 train samples of toy: ask for at most 10"):
         draw_partition(data, Iid(), 11, 1)
-    with pytest.raises(UserError, match="0 workers: ask for at least 1"):
-        draw_partition(data, Iid(), 0, 1)
     with pytest.raises(UserError, match="shards:3 needs 12 train samples for 4 workers, but toy has 11"):
         draw_partition(toy([5, 6], [2, 2]), LabelShards(3), 4, 1)
     with pytest.raises(UserError, match="natural needs a data set with users, but toy has none"):

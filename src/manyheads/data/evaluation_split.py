@@ -1,18 +1,17 @@
 """How the test samples are dealt to workers, so that everyone is tested on the mixture it trains on."""
 
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
 from manyheads.data.dataset import Dataset
 from manyheads.data.partition import Entries, Partition, by_owner, count, deal, largest_remainder
-from manyheads.errors import unknown
 from manyheads.randomness import generator
 
 TestSplit = Literal["shared", "overlap", "reweighted"]
 
 
-def split_test(kind: str, data: Dataset, partition: Partition, seed: int) -> Entries:
+def split_test(kind: TestSplit, data: Dataset, partition: Partition, seed: int) -> Entries:
     """Deal the test samples so that every worker is tested on the mixture it trains on.
 
     ``shared``: every sample goes to one worker, each class in the proportions of the train split, rounded by largest
@@ -34,9 +33,7 @@ def split_test(kind: str, data: Dataset, partition: Partition, seed: int) -> Ent
     mixture = count(label, partition.owner, num_classes, workers).T
     if kind == "overlap":
         return _overlap(mixture, test_label, rng)
-    if kind == "reweighted":
-        return _reweighted(mixture, test_label)
-    raise unknown("test split", kind, get_args(TestSplit))
+    return _reweighted(mixture, test_label)
 
 
 def _overlap(mixture: np.ndarray, test_label: np.ndarray, rng: np.random.Generator) -> Entries:

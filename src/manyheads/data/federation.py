@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from manyheads.data.dataset import Dataset
-from manyheads.data.evaluation_split import split_test
+from manyheads.data.evaluation_split import TestSplit, split_test
 from manyheads.data.partition import Entries, by_owner, draw_partition, parse_split
 from manyheads.data.pixels import Pixels
 from manyheads.data.shards import Shards
@@ -100,7 +100,7 @@ def federate(
     *,
     workers: int,
     split: str,
-    test_split: str = "shared",
+    test_split: TestSplit = "shared",
     relabel: bool = False,
     validation: float = 0.0,
     seed: int,
@@ -111,10 +111,6 @@ def federate(
     With ``relabel`` every worker names the classes in its own order. ``validation`` is the part of each worker's train
     samples that is held out; at least one sample stays for training.
     """
-    if not 0 <= validation < 1:
-        raise UserError(
-            f"validation {validation:g}: give the fraction of train samples to hold out, at least 0 and below 1."
-        )
     if relabel and dataset.num_classes is None:
         raise UserError(f"relabel needs classes, but {dataset.name} is a regression: leave it out.")
     partition = draw_partition(dataset, parse_split(split), workers, seed)

@@ -218,8 +218,6 @@ def parse_split(spec: str) -> SplitRule:
 
 def draw_partition(data: Dataset, split: SplitRule, workers: int, seed: int) -> Partition:
     """Deal the train samples of a data set; every worker gets at least one."""
-    if workers < 1:
-        raise UserError(f"{workers} workers: ask for at least 1.")
     if workers > len(data.x_train):
         num = len(data.x_train)
         raise UserError(f"{workers} workers for the {num} train samples of {data.name}: ask for at most {num}.")
