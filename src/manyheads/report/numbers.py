@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from sys import float_info
 from typing import Any
 
 import numpy as np
 
+from manyheads.json_text import fits
 from manyheads.report.collect import Finished
 from manyheads.report.comparison import Comparison
 
@@ -154,8 +154,7 @@ def difference(comparison: Comparison, setting: int, system: int, other: int) ->
 
 def number(value: Any) -> float | None:
     """A value from a file if it is a number that a float can hold, else None."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return value if is_number and abs(value) <= float_info.max else None
+    return value if fits(value, float) else None
 
 
 def off_diagonal(values: np.ndarray) -> np.ndarray:
