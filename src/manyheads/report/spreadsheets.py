@@ -97,8 +97,8 @@ def _of_runs(comparison: Comparison, lines: Callable[[Finished], Iterable[Line]]
 def _workers(run: Finished) -> Iterator[Line]:
     """The values of each worker after the last round."""
     columns = {name: values for name, values in run.workers.items() if isinstance(values, list)}
-    for worker in range(max(map(len, columns.values()), default=0)):
-        yield {"worker": worker, **{name: values[worker] for name, values in columns.items() if worker < len(values)}}
+    for worker, row in enumerate(zip(*columns.values(), strict=True)):
+        yield {"worker": worker, **dict(zip(columns, row, strict=True))}
 
 
 def _mixing(run: Finished) -> Iterator[Line]:
