@@ -270,18 +270,17 @@ def _within(folder: Path, path: Path) -> str:
 
 def _systems(runs: Sequence[Finished]) -> list[System]:
     """The algorithms in the registry's order; variants of one are labelled with the options in which they differ."""
-    order = [*REGISTRY, *sorted({run.algorithm for run in runs} - REGISTRY.keys())]
     # A user's own algorithm need not be registered here. Older runs do not have their title.
     titles = {run.algorithm: run.summary.get("title") for run in runs}
     systems = []
-    for algorithm in order:
+    for algorithm in sorted(titles, key=[*REGISTRY, *sorted(titles)].index):
         mine = [run for run in runs if run.algorithm == algorithm]
         variants = list({json.dumps(run.own, sort_keys=True): run.own for run in mine}.values())
-        names = [name for name in dict(*variants[:1]) if len({json.dumps(own.get(name)) for own in variants}) > 1]
+        names = [name for name in variants[0] if len({json.dumps(own.get(name)) for own in variants}) > 1]
         told = [name for name in names if name not in _IDS]
         if len({json.dumps([own.get(name) for name in told]) for own in variants}) == len(variants):
             names = told
-        title = str(titles.get(algorithm) or title_of(algorithm))
+        title = titles[algorithm] or title_of(algorithm)
         lessons = _lessons(mine, told) if "teacher" in names else {}
         for own in sorted(variants, key=lambda own: [_natural(_told(own, n, lessons, own.get(n))) for n in names]):
             said = [_told(own, name, lessons, f"{words(name)} {shown(own.get(name))}") for name in names]
