@@ -84,7 +84,7 @@ class Comparison:
     @cached_property
     def is_accuracy(self) -> bool:
         """Whether the scores are accuracies, and not a regression's metric."""
-        return all(run.summary.get("majority_floor") is not None for run in self.runs)
+        return all(run.summary["majority_floor"] is not None for run in self.runs)
 
     @property
     def score_name(self) -> str:

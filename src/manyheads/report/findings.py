@@ -199,13 +199,13 @@ def _local_work(system: System) -> str:
 def _over(runs: Sequence[Finished]) -> str:
     """How many workers the scores of some seeds are means over."""
     workers = runs[0].options["workers"]
-    counts = sorted({workers - left_out for left_out in map(_left_out, runs)})
+    counts = sorted({workers - _left_out(run) for run in runs})
     return f" over {' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} of {counted(workers, 'worker')}"
 
 
 def _left_out(run: Finished) -> int:
     """How many workers a run's scores leave out: those without test samples, or away."""
-    return int(number(run.summary.get("workers_without_test")) or 0)
+    return run.summary["workers_without_test"]
 
 
 def _listed(names: Sequence[str]) -> str:

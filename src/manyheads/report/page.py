@@ -110,7 +110,7 @@ def _render(
         },
         tried=tried,
         ends=rates.chosen_at_edge(tried),
-        notes=_distinct(str(note) for summary in summaries for note in summary.get("notes") or []),
+        notes=_distinct(note for summary in summaries for note in summary.get("notes", [])),
         runtimes=_distinct(map(_runtime, summaries)),
         csv_names=csv_names,
         beside_pictures=beside_pictures,
@@ -120,9 +120,7 @@ def _render(
 
 def _runtime(summary: Mapping[str, Any]) -> str:
     """Where a run was computed, in a line."""
-    runtime = summary.get("runtime")
-    values = runtime.items() if isinstance(runtime, dict) else ()
-    return ", ".join(f"{words(name)} {shown(value)}" for name, value in values)
+    return ", ".join(f"{words(name)} {shown(value)}" for name, value in summary.get("runtime", {}).items())
 
 
 def _distinct(texts: Iterable[str]) -> list[str]:

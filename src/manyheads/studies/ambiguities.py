@@ -14,7 +14,7 @@ import numpy as np
 from manyheads.algorithms import DPSGD, Algorithm, DePRL, DisPFL, Ditto, FedAvg, FedRep, FedRoD, title_of
 from manyheads.data.dataset import RAW
 from manyheads.report.collect import Finished
-from manyheads.report.numbers import majority_floor, number, shared_seeds, stat
+from manyheads.report.numbers import majority_floor, shared_seeds, stat
 from manyheads.studies.published import Place, accuracies, data_title
 from manyheads.studies.records import sizes
 from manyheads.studies.results import NOTHING, Report, Results, in_percent, percent, points
@@ -103,11 +103,11 @@ def _readings(size: Size, data: str) -> list[_Reading]:
 
 
 def _accuracy(run: Finished) -> float | None:
-    return number(run.summary.get("accuracy_mean"))
+    return run.summary["accuracy_mean"]
 
 
 def _accuracy_before_mixing(run: Finished) -> float | None:
-    return number(run.summary.get("accuracy_before_mixing"))
+    return run.summary["accuracy_before_mixing"]
 
 
 def _best_round(run: Finished) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any
 from manyheads.drawing import Picture
 from manyheads.files import make_folder, write_atomically
 from manyheads.report.collect import Finished
-from manyheads.report.numbers import Stat, at_end, majority_floor, number, shared_seeds
+from manyheads.report.numbers import Stat, at_end, majority_floor, shared_seeds
 from manyheads.report.spreadsheets import csv_text
 from manyheads.studies.published import REPLACED, STAND_IN
 from manyheads.studies.records import Records
@@ -97,7 +97,7 @@ class Results:
         said = [f"{len(runs)} of {counted(len(self.trials), 'run')} {'is' if len(runs) == 1 else 'are'} recorded."]
         if runs:
             machines = sorted({_machine(run) for run in runs})
-            seconds = sum(number(run.summary.get("seconds")) or 0.0 for run in runs)
+            seconds = sum(run.summary["seconds"] for run in runs)
             said.append(f"Computed on {'; '.join(machines)}: {human_seconds(seconds)} in all.")
             if deviations:
                 said.append(
