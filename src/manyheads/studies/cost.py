@@ -1,6 +1,5 @@
 """What trials will take before they run: by the records of similar runs if there are any, else estimated."""
 
-import json
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,10 +11,10 @@ from typing import Any, NamedTuple
 from manyheads.data import Dataset
 from manyheads.data.dataset import RAW
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment
 from manyheads.machine import cores
 from manyheads.recipes import step_seconds
-from manyheads.store.layout import EXPERIMENT, SUMMARY, read_description, read_object
+from manyheads.store import Run
+from manyheads.store.layout import SUMMARY
 from manyheads.studies.trial import Trial
 
 
@@ -174,8 +173,8 @@ def _recorded(records: Path) -> Iterable[tuple[Trial, dict[str, Any]]]:
     """The recorded runs on known data sets, and their summaries."""
     for summary in sorted(records.glob(f"*/{SUMMARY}")):
         with suppress(UserError):
-            described, end = read_description(summary.with_name(EXPERIMENT)), read_object(summary)
-            experiment = Experiment.from_json(json.dumps(described))
+            run = Run.open(summary.parent)
+            experiment, end = run.experiment, run.summary()
             if end is not None and end.get("evaluated_rounds") and str(experiment.data).removesuffix(RAW) in POOLS:
                 every = max(1, round(end["rounds"] / end["evaluated_rounds"]))
                 yield Trial(experiment, {}, every=every, theory=end.get("theory_m") is not None), end
