@@ -60,7 +60,7 @@ def test_one_is_called_otherwise_than_several(noun: str, several: str) -> None:
 
 def test_of_many_names_the_first_are_given() -> None:
     assert [some("abcde"[:count]) for count in (0, 1, 3, 5)] == ["", "a", "a, b, c", "a, b, c, 2 more"]
-    assert some("abc", 1, between="; ") == "a; 2 more"
+    assert some("abcd", between="; ") == "a; b; c; 1 more"
 
 
 def test_many_numbers_are_given_by_their_ends() -> None:

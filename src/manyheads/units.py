@@ -7,7 +7,7 @@ from itertools import groupby
 _NUMBER = re.compile(r"(?P<digits>-?\d+\.?(?P<decimals>\d*))(?P<power>(e[+-]\d+)?)(?P<unit>( .+)?)")
 
 _FEW = 3
-"""Consecutive numbers that are given one by one."""
+"""Names, or consecutive numbers, that are given one by one."""
 _MOST_STRETCHES = 20
 """More would push what to do out of a message's one line."""
 
@@ -45,10 +45,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {plural(noun, count)}"
 
 
-def some(names: Sequence[str], most: int = 3, between: str = ", ") -> str:
+def some(names: Sequence[str], between: str = ", ") -> str:
     """The first few of some names, and how many more there are: ``a, b, c, 2 more``."""
-    more = [f"{len(names) - most} more"] if len(names) > most else []
-    return between.join([*names[:most], *more])
+    more = [f"{len(names) - _FEW} more"] if len(names) > _FEW else []
+    return between.join([*names[:_FEW], *more])
 
 
 def numbered(noun: str, numbers: Sequence[int]) -> str:
