@@ -68,9 +68,9 @@ class Runner:
                 continue
             pace = _Pace(trial.rounds)
             needed = {later.source.name for later in trials[number + 1 :] if later.new is not None}
-            with closing(to_the_end(number, self._one(trial, taught=trial.name in needed))) as news:
+            with closing(to_the_end(number, self._one(number, trial, taught=trial.name in needed))) as news:
                 for item in news:
-                    yield replace(item, job=number)
+                    yield item
                     if item.state == "running" and (end := pace.end(item.round)) > deadline:
                         takes[alike] = end - began
                         break
@@ -83,12 +83,12 @@ class Runner:
         source = trial.source
         return trial.new is not None and (source.name in self._learned or (self.path(source) / SUMMARY).exists())
 
-    def _one(self, trial: Trial, *, taught: bool = False) -> Generator[News]:
+    def _one(self, number: int, trial: Trial, *, taught: bool) -> Generator[News]:
         """Run one trial. ``taught``: new workers build on it, so that what it has learned is kept."""
         if trial.new is not None and self._is_trained(trial):
-            yield News(0, "running", trial.source.rounds)
+            yield News(number, "running", trial.source.rounds)
         elif trial.new is not None:
-            for news in self._one(trial.source, taught=True):
+            for news in self._one(number, trial.source, taught=True):
                 yield replace(news, state="running")
         _free_memory(pick_device(self.runtime.device))
         out = self.path(trial)
@@ -103,13 +103,13 @@ class Runner:
                 self._learned[trial.name] = Learned.from_session(session, state, str(self.path(trial)))
 
         for step in run(session, keep, weights=self.checkpoints):
-            yield News(0, "running", trial.rounds - session.ctx.rounds + step.round, step.record)
+            yield News(number, "running", trial.rounds - session.ctx.rounds + step.round, step.record)
         # A run that was made again for new workers is recorded already, and keeps that record.
         if not self.records.have(trial):
             self.records.keep(out, trial)
         if not self.checkpoints:
             shutil.rmtree(out)
-        yield News(0, "finished", trial.rounds)
+        yield News(number, "finished", trial.rounds)
 
     def _open(self, trial: Trial, runtime: Runtime) -> Session:
         """A session for a trial; for new workers, with what their source has learned."""
