@@ -120,7 +120,7 @@ def open_join(run: Run, new: NewWorkers, runtime: Runtime) -> Session:
         rounds=state.round,
         representations=select({**state.params, **state.buffers}, REPRESENTATION),
         constants=run.constants(),
-        held=run.hosted(),
+        held=run.hosted(described),
         input_shape=tuple(described["input_shape"]),
         pixels=Pixels(**described["pixels"]) if described["pixels"] else None,
         data_digest=saved_data_digest(run.path / PARTITION),

@@ -222,7 +222,7 @@ def test_a_site_gives_its_own_workers_their_models(shelf: SimpleNamespace, tmp_p
     made, about = nets(experiment, (6,)), {**ABOUT, "first_worker": 1, "num_workers": 2}
     shelf.start(tmp_path, experiment).save_models(stack(net.state_dict() for net in made[1:3]), about)
     run, x = Run.open(tmp_path, model=own), torch.randn(7, 6)
-    assert run.hosted() == range(1, 3)
+    assert run.hosted(run.describe_model()) == range(1, 3)
     for worker in (1, 2):
         assert torch.equal(run.model(worker)(x), made[worker](x))
     for worker in (0, 3):

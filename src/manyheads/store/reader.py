@@ -129,9 +129,8 @@ class Run:
             raise UserError(f"{path} is damaged: {_ANEW}")
         return described
 
-    def hosted(self) -> range:
-        """The workers that this directory has the models of: all, or in a site its own."""
-        described = self.describe_model()
+    def hosted(self, described: dict[str, Any]) -> range:
+        """The workers that this directory has the models of, by its ``describe_model``: all, or in a site its own."""
         first = described.get("first_worker", 0)
         return range(first, first + described.get("num_workers", self.description["workers"]))
 
@@ -145,7 +144,8 @@ class Run:
         experiment = self.given(data="", loss=None, metric=None, transform=None).experiment
         if not isinstance(worker, Integral) or not 0 <= worker < experiment.workers:
             raise UserError(f"worker {worker!r} is not in this run: give 0 to {experiment.workers - 1}.")
-        described, hosted, path = self.describe_model(), self.hosted(), self.path / MODELS
+        described, path = self.describe_model(), self.path / MODELS
+        hosted = self.hosted(described)
         if worker not in hosted:
             raise UserError(
                 f"{self.path} does not have the model of worker {worker}: give the run of that worker's site."
@@ -169,9 +169,9 @@ class Run:
 
     def _makes_sense(self, described: dict[str, Any]) -> bool:
         """Whether the values of a model.json go together."""
-        everyone, pixels = self.description["workers"], described["pixels"] or {"mean": [0], "std": [1]}
+        pixels = described["pixels"] or {"mean": [0], "std": [1]}
         return (
-            described.get("first_worker", 0) + described.get("num_workers", everyone) <= everyone
+            self.hosted(described).stop <= self.description["workers"]
             and described["num_classes"] in (None, described["num_outputs"])
             and {len(pixels["mean"]), len(pixels["std"])} <= {1, *described["input_shape"][:1]}
             and 0 not in pixels["std"]
