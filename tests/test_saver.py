@@ -15,6 +15,7 @@ from manyheads.algorithms import DPSGD, REGISTRY, DePRL, Local
 from manyheads.checkpoint import Checkpoints, latest_round
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
+from manyheads.start import open_directory
 from manyheads.store import RunDirectory
 
 
@@ -26,7 +27,7 @@ def made(lab, tmp_path: Path):
         session = lab.opened(lab.tiny(DePRL(), rounds=100))
         session = replace(session, runtime=replace(session.runtime, **runtime))
         with ExitStack() as held:
-            directory = RunDirectory.open(tmp_path / "run", session.experiment, held, resume=False)
+            directory = open_directory(session, tmp_path / "run", held)
         return Saver(session, directory), session.experiment.algorithm.init(session.ctx)
 
     return make

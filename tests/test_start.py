@@ -21,7 +21,7 @@ from manyheads.jobs import Job
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
 from manyheads.session import Session
-from manyheads.start import begin_or_resume, is_finished, restore
+from manyheads.start import begin_or_resume, is_finished, open_directory, restore
 from manyheads.store import Run, RunDirectory
 from manyheads.tree import add_prefix, strip_prefix
 
@@ -31,7 +31,7 @@ def test_a_run_is_taken_up_as_it_was(lab, tmp_path: Path):
         session = lab.opened(lab.tiny(DePRL(), rounds=100))
         session = replace(session, runtime=replace(session.runtime, checkpoint_every=1))
         with ExitStack() as held:
-            return session, Saver(session, RunDirectory.open(tmp_path / "run", session.experiment, held, resume=False))
+            return session, Saver(session, open_directory(session, tmp_path / "run", held))
 
     session, saver = opened()
     state, traffic = session.experiment.algorithm.init(session.ctx), session.ctx.network.traffic

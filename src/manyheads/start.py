@@ -45,14 +45,8 @@ def open_directory(session: Session, path: Path, held: ExitStack) -> RunDirector
         # It is only read, and may lie where we cannot write.
         directory.check(session.experiment, session.everyone)
         return directory
-    return RunDirectory.open(
-        path,
-        session.experiment,
-        held,
-        resume=session.runtime.resume,
-        patience=sharers.patience,
-        federation=session.everyone,
-    )
+    resume, patience = session.runtime.resume, sharers.patience
+    return RunDirectory.open(path, session.experiment, session.everyone, held, resume=resume, patience=patience)
 
 
 def is_finished(session: Session, directory: RunDirectory) -> bool:

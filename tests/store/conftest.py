@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from manyheads.checkpoint import Checkpoints
+from manyheads.data import load
+from manyheads.derived import federation_of
 from manyheads.errors import UserError
 from manyheads.experiment import Experiment
 from manyheads.recipes import RECIPES
@@ -19,6 +21,7 @@ from manyheads.snapshot import Snapshot
 from manyheads.store import RunDirectory
 
 EXPERIMENT = Experiment(workers=4, rounds=50).complete(RECIPES["digits"])
+FEDERATION = federation_of(EXPERIMENT, load("digits"))
 
 
 def record(round: int, **values: Any) -> Record:
@@ -59,7 +62,7 @@ def record(round: int, **values: Any) -> Record:
 
 def start(path: Path, experiment: Experiment = EXPERIMENT, resume: bool = False) -> RunDirectory:
     with ExitStack() as held:
-        return RunDirectory.open(path, experiment, held, resume=resume)
+        return RunDirectory.open(path, experiment, FEDERATION, held, resume=resume, patience=0.0)
 
 
 def save_checkpoint(path: Path, round: int, experiment: Experiment = EXPERIMENT) -> Snapshot:

@@ -57,13 +57,7 @@ class RunDirectory:
 
     @staticmethod
     def open(
-        path: Path,
-        experiment: Experiment,
-        held: ExitStack,
-        *,
-        resume: bool,
-        patience: float = 0.0,
-        federation: Federation | None = None,
+        path: Path, experiment: Experiment, federation: Federation, held: ExitStack, *, resume: bool, patience: float
     ) -> "RunDirectory":
         """Make a run directory, or continue one of the same experiment; anything else is refused and left as it is.
 
@@ -81,24 +75,23 @@ class RunDirectory:
         directory._begin_or_check(experiment, federation)
         return directory
 
-    def check(self, experiment: Experiment, federation: Federation | None) -> dict[str, Any]:
-        """Refuse if the directory is of another experiment, other data or other code; gives its experiment.json.
+    def check(self, experiment: Experiment, federation: Federation) -> None:
+        """Refuse if the directory is of another experiment, other data or other code.
 
         Until there is something to continue from, code may change: its first mistakes show in the first round.
         """
-        stored = read_description(self.path / EXPERIMENT)
-        if differences := _differences(stored, experiment):
+        if differences := _differences(read_description(self.path / EXPERIMENT), experiment):
             raise UserError(
                 f"{self.path} holds another experiment ({'; '.join(differences[:_NAMED_DIFFERENCES])}):"
                 " choose another --out, or give the options it was started with."
             )
         partition, begun = self.path / PARTITION, finished_rounds(self.path) or latest_round(self.path / CHECKPOINT)
-        if federation is not None and saved_with_other_data(partition, federation.data_digest):
+        if saved_with_other_data(partition, federation.data_digest):
             raise UserError(
                 f"{self.path} was not begun on the data that {experiment.data} holds now: put the old data back, or"
                 " choose another --out."
             )
-        if federation is not None and begun and saved_other_partition(partition, federation):
+        if begun and saved_other_partition(partition, federation):
             raise UserError(
                 f"{partition} deals the samples otherwise than these options do: put the old file back, or choose"
                 " another --out."
@@ -110,7 +103,6 @@ class RunDirectory:
                 f"{self.path} was begun with different code in its {name}: put the old code back, or choose another"
                 " --out."
             )
-        return stored
 
     def changed_code(self, experiment: Experiment) -> str | None:
         """The field of the experiment whose own code differs from what the run was begun with; None: none does."""
@@ -223,7 +215,7 @@ class RunDirectory:
         with disk_errors(path), path.open("ab") as file:
             file.write((to_json(value) + "\n").encode())
 
-    def _begin_or_check(self, experiment: Experiment, federation: Federation | None) -> None:
+    def _begin_or_check(self, experiment: Experiment, federation: Federation) -> None:
         """Write experiment.json, unless one is there: that one must be of the same run, on the same data."""
         for part in self.path.glob(".*.part"):
             part.unlink()
