@@ -37,7 +37,8 @@ def resolve(experiment: Experiment, input_shape: tuple[int, ...], device: torch.
             " it out."
         )
     if device is not None:
-        changes["precision"] = _precision(experiment, device)
+        changes["precision"] = experiment.precision or ("tf32" if device.type == "cuda" else "float32")
+        check_precision(changes["precision"], device)
     recipe = recipe_for(name, input_shape)
     if experiment.schedule == "corollary":
         _check_rates(experiment, recipe)
@@ -162,14 +163,6 @@ def _check_rates(experiment: Experiment, recipe: Recipe) -> None:
         value = getattr(experiment, name)
         if value not in (None, getattr(recipe, name)):
             raise UserError(f"{flag(name)} {value} is not used by --schedule corollary: leave one out.")
-
-
-def _precision(experiment: Experiment, device: torch.device) -> str:
-    """The number format to train in; by default tf32 on a GPU, which alone has tf32 and bf16, else float32."""
-    default = "tf32" if device.type == "cuda" else "float32"
-    given = experiment.precision or default
-    check_precision(given, device)
-    return given
 
 
 def check_precision(given: str, device: torch.device) -> None:
