@@ -183,7 +183,7 @@ def graph(
         axes.apply_aspect()
         at = fractions(axes, places).tolist()
         hover = [(*at[worker], f"worker {worker} · {show(value)}") for worker, value in values.items()]
-        said = f"lowest {show(min(values.values()))}, highest {show(max(values.values()))}" if values else "no values"
+        said = f"lowest {show(min(values.values()))}, highest {show(max(values.values()))}"
         who = counted(len(places), "worker")
         return finish(name, figure, f"{title}: {who} coloured by score, {said}.", {"points": hover})
 
