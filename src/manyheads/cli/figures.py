@@ -78,6 +78,5 @@ def check_name(out: Path) -> None:
 
 def _write(figure: "Figure", out: Path) -> None:
     """Write the picture whole or not at all, in the format its name ends with."""
-    check_name(out)
     make_folder(out.parent)
     write_atomically(out, drawing.as_file(figure, out.suffix[1:]))
