@@ -55,9 +55,9 @@ def _new_workers(place: Place, seed: int, size: Size) -> Trial:
 def _report(table: int, results: Results, report: Report) -> None:
     paper = accuracies(table)
     asked = [Place(*(trial.place[key] for key in Place._fields)) for trial in results.trials]
-    beside = "; below it the paper's number and the difference" if paper.keys() & asked else ""
+    below = "; below it the paper's number and the difference" if paper.keys() & asked else ""
     report.parts.append(
-        f"Each cell: accuracy in percent, the mean over workers and then over seeds{beside}. "
+        f"Each cell: accuracy in percent, the mean over workers and then over seeds{below}. "
         "**Bold**: the best of our methods run on that graph, and those level with it to a tenth of a point. *Floor*: "
         "the score of always naming each worker's most frequent class. Methods are compared over the seeds they share."
     )
@@ -120,7 +120,7 @@ def _add_data(
         report.add_picture(side_by_side(data, title, panels, papers_data=REPLACED.get(data, "")))
 
 
-def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> dict[Place, float]:
+def _over_shared_seeds(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> dict[Place, float]:
     """Accuracies over the seeds that all these places were run with; empty: there are none."""
     alike = shared_seeds(runs[place] for place in places)
     found = {place: at_end(group, "accuracy_mean") for place, group in zip(places, alike, strict=True)}
@@ -130,7 +130,7 @@ def _side_by_side(places: Sequence[Place], runs: dict[Place, list[Finished]]) ->
 def _best(places: Sequence[Place], runs: dict[Place, list[Finished]]) -> set[Place]:
     """The best method of a line and those level with it, if several were run."""
     rivals = [place for place in places if runs[place]]
-    means = _side_by_side(rivals, runs) if len(rivals) > 1 else {}
+    means = _over_shared_seeds(rivals, runs) if len(rivals) > 1 else {}
     return {place for place, mean in means.items() if _lead(max(means.values()), mean) == 0}
 
 
@@ -172,7 +172,7 @@ def _compare_order(report: Report, runs: dict[Place, list[Finished]], paper: Map
     both = sorted(runs.keys() & paper.keys())
     for (data, dirichlet, graph), here in groupby(both, key=lambda place: place[:3]):
         for one, other in combinations(here, 2):
-            means = _side_by_side((one, other), runs)
+            means = _over_shared_seeds((one, other), runs)
             if not means:
                 continue
             ahead, behind = sorted((one, other), key=means.__getitem__, reverse=True)
