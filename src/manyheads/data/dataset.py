@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError
-from manyheads.tree import as_bytes
+from manyheads.tree import as_bytes, flatten
 from manyheads.units import counted
 
 _MOST_CLASSES = 10**6
@@ -128,11 +128,10 @@ def check_finite(part: str, values: Tensor) -> None:
     """Refuse NaN and infinite numbers; numbers that are too large for float32 have become infinite."""
     # A sum is several times cheaper than a mask of the whole pool, and is finite only if every term is.
     if not torch.isfinite(values.sum()):
-        bad = (~torch.isfinite(values)).flatten(1).any(1) if values.ndim > 1 else ~torch.isfinite(values)
-        if bad.any():
-            first = int(bad.nonzero()[0, 0])
+        bad = (~flatten(values.isfinite()).all(1)).nonzero()
+        if len(bad):
             raise UserError(
-                f"{part} holds NaN, infinite or too large numbers (first in sample {first}): clean or drop them."
+                f"{part} holds NaN, infinite or too large numbers (first in sample {int(bad[0])}): clean or drop them."
             )
 
 
