@@ -213,14 +213,13 @@ def read_manifest(place: Path, round: int) -> Manifest:
         raise Damaged(f"{_MANIFEST} cannot be read")
     seal = values.pop("sha256")
     manifest = Manifest(**{**values, "files": tuple(RowsFile(**rows) for rows in values["files"])})
-    elsewhere = [rows.name for rows in manifest.files if rows.name != Path(rows.name).name]
     if seal != _fingerprint(values):
         raise Damaged(f"sha mismatch in {_MANIFEST}")
     if not covers((range(rows.first, rows.stop) for rows in manifest.files), manifest.num_workers):
         raise Damaged(f"{_MANIFEST} does not name the rows of every worker once")
     if manifest.round != round:
         raise Damaged(f"{_MANIFEST} is of round {manifest.round}")
-    if elsewhere:
+    if elsewhere := [rows.name for rows in manifest.files if rows.name != Path(rows.name).name]:
         # A run may come from somebody else, and its seal is no signature.
         raise Damaged(f"{_MANIFEST} names {elsewhere[0]}, which is not in its folder")
     return manifest
