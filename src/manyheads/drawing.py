@@ -105,7 +105,7 @@ def add_scale(figure: "Figure", mappable: Any, show: Callable[[float], str]) -> 
     width, height = figure.get_size_inches()
     place = figure.add_axes((0.5 - 0.9 / width, 0.3 / height, 1.8 / width, 0.07 / height))
     bar = figure.colorbar(mappable, cax=place, orientation="horizontal")
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+    bar.outline.set_visible(False)
     low, high = mappable.get_clim()
     bar.set_ticks([low, (low + high) / 2, high], labels=[show(value) for value in (low, (low + high) / 2, high)])
     place.tick_params(colors=FAINT, labelsize=LABEL_SIZE - 0.5, length=0)

@@ -230,9 +230,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _add(group: Any, option: Option, text: str, several: bool) -> None:
-    shared: dict[str, Any] = {
-        "dest": option.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")
-    }  # fmt: skip
+    shared: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
     if option.kind is bool and not several:
         group.add_argument(option.flag, action=argparse.BooleanOptionalAction, **shared)
         return
