@@ -92,17 +92,12 @@ class Comparison:
         return "accuracy" if self.is_accuracy else "score"
 
     @property
-    def unit(self) -> str:
-        """The unit of the scores: percent, or none for a regression's metric."""
-        return "%" if self.is_accuracy else ""
-
-    @property
     def score_title(self) -> str:
         """What a column of scores is called, with their unit."""
-        return f"{self.score_name}, {self.unit}" if self.unit else self.score_name
+        return "accuracy, %" if self.is_accuracy else "score"
 
     def score(self, value: float) -> str:
-        """A score for people, in its unit."""
+        """A score for people; an accuracy in percent."""
         return f"{100 * value:.1f}" if self.is_accuracy else short(value)
 
     def at(self, setting: int) -> list[Finished]:

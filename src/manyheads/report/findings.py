@@ -104,7 +104,7 @@ def outcome(comparison: Comparison, setting: int) -> str:
     if best is None or found is None:
         scored = at_end(comparison.at(setting), "accuracy_mean") is not None
         return "The systems share too few seeds: none is named the best." if scored else ""
-    unit = comparison.unit and f" {comparison.unit}"
+    unit = " %" if comparison.is_accuracy else ""
     system, reached = comparison.systems[best], plus_minus(found.mean, found.deviation or None, comparison.score)
     said = f"{system.label} {'reach' if system.algorithm == Join.name else 'reaches'} {reached}{unit}"
     if any(map(_left_out, comparison.cells[best, setting])):
@@ -169,7 +169,7 @@ def _ahead(comparison: Comparison, setting: int, best: int) -> str:
         True: f" over the {gap.count} seeds{shared}" if fewer else "",
         False: f", which {gap.count} seeds{shared} cannot tell from noise",
     }[lead.beyond_chance]
-    margin = f"{mean}{' points' if comparison.unit else ''}{error}"
+    margin = f"{mean}{' points' if comparison.is_accuracy else ''}{error}"
     ours, theirs = (_over(comparison.cells[i, setting]) for i in (best, second))
     return f", {margin} ahead of {comparison.systems[second].label}{theirs if theirs != ours else ''}{noise}"
 

@@ -61,7 +61,7 @@ def tabular(comparison: Comparison) -> str:
 def _about(comparison: Comparison) -> list[str]:
     """What the numbers are, in words that stand in a paper's caption as well."""
     counts = sorted({len(runs) for runs in comparison.cells.values()})
-    unit = " in percent" if comparison.unit else ""
+    unit = " in percent" if comparison.is_accuracy else ""
     said = [
         r"Written by manyheads report; needs \usepackage{booktabs}.",
         f"Numbers: {comparison.score_name}{unit} after the last round, mean over workers, each on its test samples.",

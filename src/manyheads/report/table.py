@@ -91,11 +91,11 @@ _EMPTY = Cell("–", None)
 
 def headers(comparison: Comparison) -> list[str]:
     """The titles of the columns after the system and the grid's options."""
-    unit = f", {comparison.unit}" if comparison.unit else ""
+    unit = ", %" if comparison.is_accuracy else ""
     labels = [comparison.score_name, *(column.label for column in COLUMNS[1:])]
     titles = [label + (unit if column.show is None else "") for label, column in zip(labels, COLUMNS, strict=True)]
     if len(comparison.systems) > 1:
-        titles.insert(1, "behind the best" + (", points" if comparison.unit else ""))
+        titles.insert(1, "behind the best" + (", points" if comparison.is_accuracy else ""))
     return [*titles, "seeds"] if _uneven(comparison) else titles
 
 
