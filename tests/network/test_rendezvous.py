@@ -104,7 +104,7 @@ def test_a_meeting_that_has_ended(endpoint: str) -> None:
 
 def test_whoever_meets_again_was_not_away(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-    meeting = meet(endpoint, is_host=True, machines=1)
+    meeting = meet(endpoint, is_host=True, machines=1, join_timeout=60)
     meeting.next_rendezvous()
     assert not restarted()
     meeting.next_rendezvous()
