@@ -96,12 +96,13 @@ def begin_or_resume(session: Session, saver: Saver, first: State) -> Start:
     state = restore(session, snapshot, first) if snapshot else first
     if session.sharers.rank == 0:
         directory.keep_constants(constants_of(session.ctx.model), begun=snapshot is not None)
-    round = snapshot.round if snapshot else 0
+    own = round = snapshot.round if snapshot else 0
     if session.sites:
-        round = _common_round(session, session.sites, directory.path, round)
+        round = _common_round(session, session.sites, directory.path, own)
     if session.sharers.rank == 0:
         directory.write_experiment(session.experiment)
-        last = directory.cut_back(round)
+        # After its own state a lost site may have records of rounds that the others then made again without it.
+        last = directory.cut_back(own)
         if (directory.path / PARTITION).exists():
             session.notes.append(f"Continuing the run in {directory.path} from round {round}.")
         if last < round - round % session.runtime.eval_every:

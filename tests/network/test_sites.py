@@ -260,6 +260,10 @@ def test_a_lost_site_is_absent_until_it_returns(start_together, folders) -> None
         everywhere = Run.open(at_site(folder, worker)).summary()
         assert everywhere is not None and everywhere["disturbances"][-1] == told
     assert None not in back.workers()[-1]["accuracy"]
+    others = {record["round"]: record["accuracy"] for record in Run.open(at_site(folders[0], 2)).workers()}
+    rounds = [record["round"] for record in back.workers()]
+    assert rounds == [*range(1, lost.round + 1), *range(last + 21, last + 41)], "it was away in the rounds between"
+    assert [record["accuracy"] for record in back.workers()] == [others[round] for round in rounds]
     assert json.loads((at_site(folders[0], 2) / "site.json").read_text())["away"] == {}
 
 
