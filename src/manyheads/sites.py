@@ -57,9 +57,8 @@ class Sites:
         return any(time.time() - since > self.timeout for since in self._since.values())
 
     def never_there(self, files: object) -> Transient:
-        return Transient(
-            f"no process sees the file of worker {self.away[0]} ({files}): start its site too, or give fewer --workers."
-        )
+        (first,) = whose((range(self.away[0], self.away[0] + 1),), str(files))
+        return Transient(f"no process sees the file of {first}: start its site too, or give fewer --workers.")
 
     def may_have_ended(self) -> str:
         """What to tell the user of a site that returns and does not find all the others."""

@@ -130,4 +130,4 @@ def test_data_in_the_users_home_and_in_a_file_for_each_worker(
     capsys.readouterr()
     assert main(["join", "each/site-0", "--workers", "4", "--out", "more"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "no process sees the file of worker 3 (~/{worker}.npz): start its site too, or give fewer --workers." in line
+    assert "no process sees the file of worker 3 (~/3.npz): start its site too, or give fewer --workers." in line

@@ -202,7 +202,7 @@ def test_a_site_that_was_never_there(start_together, folders) -> None:
     started = start_together(2, PROGRAM, "train", "deprl", *TRAIN, "--out", "run", folders=folders[:2])
     assert all(process.status() for process in started)
     (line,) = [line for process in started for line in process.text().splitlines() if line.startswith("manyheads")]
-    assert f"no process sees the file of worker {ORDER[2]}" in line
+    assert f"no process sees the file of worker {ORDER[2]} (site-{ORDER[2]}.npz)" in line
     assert not (folders[0] / "run").exists()
 
 
