@@ -125,6 +125,7 @@ def test_weights_are_a_function_of_the_global_seed() -> None:
         ("mlp:20,-1", "as mlp:200,100"),
         ("mlp:0", "as mlp:200,100"),
         ("vgg11:64", "vgg11 takes no sizes"),
+        ("mpl:64", "unknown model 'mpl'. Did you mean 'mlp'?"),
         ("no_such_package.nets:net", "cannot import no_such_package.nets: ModuleNotFoundError"),
         ("no_such_package.nets:net", "or add that folder to PYTHONPATH"),
         ("user_nets.py:net", "write user_nets:net, and start in the folder of that file."),

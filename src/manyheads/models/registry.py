@@ -116,8 +116,8 @@ def find_factory(spec: str) -> Callable[..., nn.Module]:
         return NETS[name]
     if name in NETS:
         raise UserError(f"model '{spec}': {name} takes no sizes (only mlp does, as mlp:200,100): write '{name}'.")
-    if not colon:
-        raise unknown("model", spec, [*NETS, "package.module:factory"])
+    if not colon or rest[:1].isdigit():  # A factory's name begins with no digit: these are sizes of a misspelt mlp.
+        raise unknown("model", name, [*NETS, "package.module:factory"])
     if name.endswith(".py"):
         raise UserError(f"model '{spec}': write {Path(name).stem}:{rest}, and start in the folder of that file.")
     try:
