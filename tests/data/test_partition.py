@@ -253,6 +253,8 @@ def test_splits_that_the_data_cannot_serve(toy: Make, regression: Dataset) -> No
         draw_partition(data, Natural(), 2, 1)
     with pytest.raises(UserError, match="4 workers for the 3 users of toy"):
         draw_partition(toy([5, 5], [2, 2], users=3), Natural(), 4, 1)
+    with pytest.raises(UserError, match=r"4 workers for the 1 user of toy: ask for --workers 1\.$"):
+        draw_partition(toy([5, 5], [2, 2], users=1), Natural(), 4, 1)
     for split in (Dirichlet(0.3), LabelShards(1)):
         with pytest.raises(
             UserError, match=r"needs classes, but line has float targets: give whole numbers .* in Python, a loss"

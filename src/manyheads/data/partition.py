@@ -9,7 +9,7 @@ import numpy as np
 from manyheads.data.dataset import Dataset
 from manyheads.errors import UserError, unknown
 from manyheads.randomness import generator
-from manyheads.units import counted
+from manyheads.units import counted, plural
 
 NOBODY = -1
 """The owner of a sample that no worker gets."""
@@ -173,10 +173,10 @@ class Natural:
             )
         names, user = np.unique(data.user_train.numpy(), return_inverse=True)
         if workers > len(names):
-            whose = "parts" if data.brought_by_workers else "users"
+            whose = plural("part" if data.brought_by_workers else "user", len(names))
+            fewer = ", or fewer" if len(names) > 1 and not data.brought_by_workers else ""
             raise UserError(
-                f"{workers} workers for the {len(names)} {whose} of {data.name}: ask for --workers {len(names)}"
-                f"{'' if data.brought_by_workers else ', or fewer'}."
+                f"{workers} workers for the {len(names)} {whose} of {data.name}: ask for --workers {len(names)}{fewer}."
             )
         worker_of = np.arange(len(names))
         notes: tuple[str, ...] = ()
