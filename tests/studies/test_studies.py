@@ -45,6 +45,8 @@ def test_reports_on_all_and_on_nothing(name: str, tmp_path: Path, records_lab: S
     assert text.startswith(f"# {STUDIES[name].title}\n")
     all_of_them = "1 of 1 run is" if len(trials) == 1 else f"{len(trials)} of {len(trials)} runs are"
     assert f"\n{all_of_them} recorded." in text
+    assert "digits" in text or name == "theory", "a small version is on the digits, and says so"
+    assert "CIFAR" not in text
     for line in text.splitlines():
         if line.startswith("!["):
             assert (tmp_path / line.rpartition("(")[2].rstrip(")")).exists()

@@ -7,6 +7,7 @@ from manyheads.algorithms import title_of
 from manyheads.report.chapters import x_axis
 from manyheads.report.pictures import curves, own_colours
 from manyheads.studies.lines import ACCURACY, along
+from manyheads.studies.published import data_title
 from manyheads.studies.results import BANDS, Report, Results
 from manyheads.studies.study import Study
 from manyheads.studies.trial import Size, Trial
@@ -26,8 +27,9 @@ def _grid(size: Size) -> list[Trial]:
 
 def _report(results: Results, report: Report) -> None:
     report.parts.append(
-        "Accuracy of each worker's own model after mixing, mean over workers, beside the score of always naming each "
-        f"worker's most frequent class (the majority floor). Time is simulated: one machine per worker. {BANDS}"
+        f"{data_title(results.trials[0].data)}, random graph: accuracy of each worker's own model after mixing, mean "
+        "over workers, beside the score of always naming each worker's most frequent class (the majority floor). Time "
+        f"is simulated: one machine per worker. {BANDS}"
     )
     for dirichlet in results.values("dirichlet"):
         for name, x in (("rounds", "round"), ("time", "simulated_seconds")):
@@ -50,4 +52,4 @@ def _report(results: Results, report: Report) -> None:
                 report.add_picture(drawn)
 
 
-STUDIES = (Study("curves", "Learning curves: CIFAR-100, random graph", _grid, _report),)
+STUDIES = (Study("curves", "Learning curves on a random graph", _grid, _report),)
