@@ -150,5 +150,7 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^--precision bf16 needs a GPU: use float32, or --device cuda\.$"):
         _study("consensus", *SMALL, "--precision", "bf16")
     assert not any(tmp_path.iterdir())
+    with pytest.raises(UserError, match=r"^no study given: name one of table1, .*, or all; --list "):
+        _study("--report")
     with pytest.raises(UserError, match="--only colour=red"):
         _study("table1", "--quick", "--only", "colour=red")

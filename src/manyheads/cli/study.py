@@ -78,9 +78,11 @@ def fill(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     folder = args.out or (_QUICK_OUT if args.quick else _OUT)
-    if args.list or args.name is None:
+    if args.list:
         print(facts([*((study.name, study.title) for study in STUDIES.values()), (NAME, TITLE)]))
         return
+    if args.name is None:
+        raise UserError(f"no study given: name one of {', '.join(STUDIES)}, or {NAME}; --list says what they are.")
     if args.budget_seconds is not None and not args.budget_seconds > 0:
         raise UserError(f"--budget-seconds {args.budget_seconds:g} is not positive: give seconds above 0.")
     if args.dry_run and args.report:
