@@ -46,6 +46,15 @@ def test_heads_that_move_with_the_rest_have_its_rate(trained, capsys: pytest.Cap
     assert float(out[-2].split()[-1]) == pytest.approx(2 * 0.1**2 * smoothness / 0.1 * noise, rel=0.02), out[-2]
 
 
+def test_heads_of_new_workers_have_a_rate_of_their_own(trained, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    joined = tmp_path / "joined"
+    words = ["--workers", "3", "--head-epochs", "1", "--head-lr", "0.5", "--out", str(joined), "--quiet"]
+    assert main(["join", str(trained("deprl", "--lr", "0.1")), *words]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "constants", str(joined)]) == 0
+    assert "0.1 for the representation, 0.5 for the heads" in capsys.readouterr().out
+
+
 def test_where_the_theorem_does_not_apply_there_is_no_bound(trained, capsys: pytest.CaptureFixture) -> None:
     assert main(["inspect", "constants", str(trained("deprl", "--link-failure", "0.3"))]) == 0
     out = capsys.readouterr().out

@@ -34,8 +34,12 @@ class Join(Algorithm):
     # Without it, as many new workers with the run's seed would hold the same samples as the run's workers.
     stream: ClassVar[str] = "join"
 
+    @property
+    def head_passes(self) -> int:
+        return 1
+
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        phase = Phase("head", HEAD, Epochs(1), ctx.rates.sgd(round, head=True), ctx.objective)
+        phase = Phase("head", HEAD, Epochs(self.head_passes), ctx.rates.sgd(round, head=True), ctx.objective)
         return run_phases(state, [phase], round, ctx, ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
