@@ -39,6 +39,7 @@ from manyheads.recipes import RECIPES
         ({"clip": -1.0}, "--clip -1.0"),
         ({"seed": -1}, "--seed -1"),
         ({"seed": 2**63}, "--seed 9223372036854775808 is too large"),
+        ({"workers": 2**63}, "--workers 9223372036854775808 is too large"),
         ({"validation": 1.0}, "--validation 1.0"),
         ({"validation": -0.1}, "--validation -0.1"),
         ({"link_failure": 1.0}, "--link-failure 1.0"),

@@ -107,8 +107,6 @@ class Experiment:
         normalise_fields(self)
         positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
-        if self.seed >= 2**63:
-            raise UserError(f"--seed {self.seed} is too large: give a number below 2**63.")
         if self.decay is not None and self.decay > 1:
             raise UserError(f"--decay {self.decay:g} lets the rates grow in every round: give a factor of at most 1.")
         for name in ("lr", "head_lr", "weight_decay"):

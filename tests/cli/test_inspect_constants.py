@@ -21,10 +21,11 @@ def trained(tmp_path: Path, capsys: pytest.CaptureFixture):
 
 
 def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None:
-    assert main(["inspect", "constants", str(trained("deprl", "--head-epochs", "3"))]) == 0
+    assert main(["inspect", "constants", str(trained("deprl", "--head-epochs", "3", "--head-lr", "0.1"))]) == 0
     out = capsys.readouterr().out.splitlines()
     found = dict(line.split("  ", 1) for line in out if "  " in line.strip())
     assert found["after round"].strip() == "1"
+    assert found["rates"].strip() == "0.196 for the representation, 0.098 for the heads"
     smoothness = [float(word) for word in found["L"].split() if word[0].isdigit()]
     assert len(smoothness) == 2 and min(smoothness) > 0
     # The theorem is asked with what was measured and run, not with L = 1 and the paper's tau.
@@ -34,6 +35,7 @@ def test_what_the_theory_assumes(trained, capsys: pytest.CaptureFixture) -> None
     assert sum(terms) == pytest.approx(float(out[-6].split()[2]), rel=0.01) and min(terms) > 0
     noise = max(float(word) for word in found["sigma^2"].split()[:5] if word[0].isdigit())
     assert terms[1] == pytest.approx(2 * 0.2 * max(smoothness) / 4 * noise, rel=0.02), "with the first rate, 0.2"
+    assert terms[3] == pytest.approx(2 * 0.1**2 * 3 * max(smoothness) / 0.2 * noise, rel=0.02), "and the heads, 0.1"
 
 
 def test_heads_that_move_with_the_rest_have_its_rate(trained, capsys: pytest.CaptureFixture) -> None:
