@@ -147,6 +147,12 @@ def test_precisions_of_gpus_are_refused_on_a_cpu(lab, precision):
         complete(lab.tiny(DePRL(), precision=precision))
 
 
+@pytest.mark.parametrize(("device", "wanted"), [("cuda", "tf32"), ("cpu", "float32")])
+def test_the_usual_precision_is_the_devices(device, wanted):
+    """Also without that device: nothing is computed yet."""
+    assert resolve(Experiment(), (1, 8, 8), torch.device(device)).precision == wanted
+
+
 @pytest.mark.parametrize("name", ["gpu", "cuda:99", "meta", "mps"])
 def test_devices_that_are_not_there_are_refused(name):
     with pytest.raises(UserError, match=f"'{name}'"):
