@@ -137,6 +137,12 @@ def test_factor_of_the_heads_term(algorithm: DePRL | FedRep | DPSGD, factor: flo
     assert head_term_factor(start, trained, log, session.ctx) == pytest.approx(factor, rel=1e-12)
 
 
+@pytest.mark.parametrize(("steps", "factor"), [([6, 0], 6 * 0.05 / 0.1), ([0, 0], 0.0)])
+def test_heads_of_workers_that_are_away_do_not_move(steps: list[int], factor: float, two: Session) -> None:
+    start, log = two.ctx.initial, {"head": Work(torch.zeros(2), torch.tensor(steps))}
+    assert head_term_factor(start, start, log, two.ctx) == pytest.approx(factor, rel=1e-12)
+
+
 def measured(experiment: Experiment, lab: SimpleNamespace, path: Path, **runtime: int) -> list[dict[str, float]]:
     list(train(experiment, replace(lab.cpu, out=path, **runtime)))
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
