@@ -24,6 +24,13 @@ def test_a_row_a_system_a_column_a_setting(tmp_path: Path, write_run):
     assert "Local work in a round: 3 passes (DePRL, head epochs 2); 4 passes (DePRL, head epochs 3)." in about
 
 
+def test_a_regressions_scores_are_not_in_percent(tmp_path: Path, write_run):
+    path = write_run(tmp_path / "a") / "summary.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "majority_floor": None}))
+    about, _ = _parts(latex.tabular(open_comparison(tmp_path)))
+    assert "Numbers: score after the last round" in about and "percent" not in about
+
+
 def test_what_is_equal_as_printed_is_as_bold(tmp_path: Path, write_run):
     for head_epochs, accuracy in ((1, 0.9001), (2, 0.9003), (3, 0.899)):
         path = write_run(tmp_path / f"{head_epochs}", "deprl", {"head_epochs": head_epochs}) / "summary.json"
