@@ -47,6 +47,14 @@ def test_every_round_and_every_worker_of_every_run_is_there(tables):
     }
 
 
+def test_every_worker_has_its_own_values(tmp_path: Path, tables):
+    last = json.loads((tmp_path / "runs" / "local 2" / "workers.jsonl").read_text().splitlines()[-1])
+    rows = [row for row in tables["workers.csv"] if row["folder"] == "runs/local 2"]
+    assert [row["worker"] for row in rows] == [str(worker) for worker in range(8)]
+    for name in ("accuracy", "train_loss"):
+        assert [float(row[name]) for row in rows] == last[name]
+
+
 def test_means_are_those_of_the_runs(tables):
     finals = [float(row["accuracy_mean"]) for row in tables["runs.csv"] if row["system"] == "DePRL"]
     (line,) = (row for row in tables["comparison.csv"] if row["system"] == "DePRL")
