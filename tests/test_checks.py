@@ -65,6 +65,7 @@ def test_what_fits_stays(fitting: dict[str, Any]) -> None:
         ({"number": 10**400}, "--number 10000"),
         ({"count": 10**400}, "--count 10000"),
         ({"count": 2**63}, "--count 9223372036854775808 is too large: give a number below 2**63."),
+        ({"switch": 2**63}, "--switch 9223372036854775808 is of the wrong type: give bool"),
         ({"data": None}, "--data None is of the wrong type: give str or int"),
         ({"noted": "x"}, "--noted 'x' is of the wrong type: give int"),
     ],

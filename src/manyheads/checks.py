@@ -62,9 +62,9 @@ def normalise_fields(owner: Any) -> None:
             value = fspath(value)
         elif type(value) is int and float in kind.types and int not in kind.types:
             value = float(value)
+        kind.check(flag(name), value, _FIELDS.get(name))
         if type(value) is int and value >= 2**63:
             raise UserError(f"{flag(name)} {value} is too large: give a number below 2**63.")
-        kind.check(flag(name), value, _FIELDS.get(name))
         if isinstance(value, (str, Path)):
             check_text(flag(name), str(value))
         object.__setattr__(owner, name, value)
