@@ -126,11 +126,11 @@ def test_new_workers_build_on_one_run_which_is_recorded_too(tmp_path: Path) -> N
     source = _trial()
     new = [joined(source, NewWorkers(workers=2, split=f"dirichlet:{a}", head_epochs=2)) for a in (0.1, 0.5)]
     runner = _runner(tmp_path, checkpoints=False)
-    news = list(runner.run([*new, source]))
+    news = list(runner.run([_trial("fedavg"), *new, source]))
     assert all(map(runner.records.have, (source, *new)))
-    assert [item.round for item in news if item.job == 0] == [1, 2, 2, 3, 4, 4]
-    assert [item.round for item in news if item.job == 1] == [2, 3, 4, 4]
-    assert [item.state for item in news if item.job == 2] == ["finished"]
+    assert [item.round for item in news if item.job == 1] == [1, 2, 2, 3, 4, 4]
+    assert [item.round for item in news if item.job == 2] == [2, 3, 4, 4]
+    assert [item.state for item in news if item.job == 3] == ["finished"]
     assert list((tmp_path / "work").iterdir()) == []
     found = [runner.records.read(trial) for trial in new]
     assert all(run is not None and run.algorithm == "join" and run.options["workers"] == 2 for run in found)
