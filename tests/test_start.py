@@ -1,6 +1,8 @@
 """Where a run goes on: with what it had, in the net it was begun with, and without a second copy of its rows."""
 
 import copy
+import shutil
+import threading
 import weakref
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -17,6 +19,7 @@ from manyheads.algorithms.phases import train_whole
 from manyheads.checkpoint import Checkpoints, newest
 from manyheads.engine.phase import Steps
 from manyheads.errors import UserError
+from manyheads.files import locked
 from manyheads.jobs import Job
 from manyheads.rounds import run, train
 from manyheads.saver import Saver
@@ -74,6 +77,28 @@ def test_a_run_goes_on_with_the_samples_it_began_with(lab, tmp_path: Path):
     mine.write_bytes(own)
     trained("mine", 2)
     assert mine.read_bytes() == own
+    # Where nothing was trained with them, others are replaced.
+    mine.write_bytes(others.read_bytes())
+    (mine.parent / "summary.json").unlink()
+    shutil.rmtree(mine.parent / "checkpoint")
+    trained("mine", 2)
+    assert mine.read_bytes() == own
+
+
+def test_a_restarted_process_waits_for_the_one_before_it_to_leave(lab, tmp_path: Path):
+    opened = lab.opened(lab.tiny(DePRL()))
+    session: Any = SimpleNamespace(
+        ctx=opened.ctx,
+        sharers=SimpleNamespace(rank=0, patience=30.0),
+        runtime=opened.runtime,
+        experiment=opened.experiment,
+        everyone=opened.everyone,
+        sites=None,
+    )
+    with ExitStack() as others, ExitStack() as held:
+        others.enter_context(locked(tmp_path / "run"))
+        threading.Timer(0.2, others.close).start()
+        open_directory(session, tmp_path / "run", held)
 
 
 @pytest.mark.parametrize(("uses_rounds", "cure"), [(False, "give all of them more --rounds"), (True, "begin again")])
