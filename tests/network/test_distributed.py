@@ -75,7 +75,7 @@ CASES = {
     "failing": case(DePRL(), graph="random:0.6", link_failure=0.3, worker_failure=0.2),
     "statistics": case(DPSGD(), model=normed(), graph="exponential"),
     "mean model": case(DPSGD(evaluate="mean-model"), graph="torus", workers=6, split="iid"),
-    "masks on the full graph": case(DisPFL(density=0.3), graph="full"),
+    "masks on the full graph": case(DisPFL(density=0.9), graph="full"),
     "few masks on the full graph": case(DisPFL(density=0.1), graph="full", workers=3, split="iid"),
     "directed masks": case(DisPFL(), graph="in-neighbours:2", redraw=True, model=normed()),
     "half of them": case(FedAvg(participation=0.5), worker_failure=0.3, validation=0.2),
