@@ -149,7 +149,8 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
     if session.experiment.validation > 0:
         scores["accuracy_validation"] = score(end, federation.validation, "metric")
     values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(*accuracy)
-    values["workers_without_test"] = int((~accuracy[1]).sum())
+    _, tested = accuracy
+    values["workers_without_test"] = int((~tested).sum())
     values |= {name: summarise(*found)[0] for name, found in scores.items()}
     return values, {name: _listed(*found) for name, found in {"accuracy": accuracy, **scores}.items()}
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from manyheads.algorithms import State
+from manyheads.algorithms import Algorithm, State
 from manyheads.algorithms.checking import starting_state
 from manyheads.algorithms.phases import HEAD, REPRESENTATION
 from manyheads.cli.options import add_fields, given
@@ -62,9 +62,7 @@ def _estimates(session: Session, snapshot: Snapshot) -> list[tuple[str, str]]:
     curvature = [float(smoothness(point, part, ctx).max()) for part in parts]
     noise = [float(gradient_noise(point, part, ctx).mean()) for part in parts]
     varsigma = variability(point, ctx)
-    # Heads that move only with all the rest do so at its rate.
-    alone = algorithm.head_passes > 0
-    rates = [ctx.rates.sgd(snapshot.round, head=head).lr for head in (False, alone)]
+    rates = [ctx.rates.sgd(snapshot.round, head=head).lr for head in (False, _moves_heads_alone(algorithm))]
     both = "{:.3g} in the representation, {:.3g} in the heads".format
     lines = [
         ("after round", str(snapshot.round)),
@@ -82,6 +80,11 @@ def _estimates(session: Session, snapshot: Snapshot) -> list[tuple[str, str]]:
     return lines if known.constants is None else [*lines, *_bound(session, first, known, max(noise), varsigma)]
 
 
+def _moves_heads_alone(algorithm: Algorithm) -> bool:
+    """Whether heads have a rate of their own; if they move only with all the rest, they do so at its rate."""
+    return algorithm.head_passes > 0
+
+
 def _bound(
     session: Session, first: State, known: Assessment, noise: float, variability: float
 ) -> list[tuple[str, str]]:
@@ -93,7 +96,7 @@ def _bound(
         rounds=session.experiment.recipe.rounds,
         workers=len(ctx.ids),
         beta=ctx.rates.lr,
-        alpha=ctx.rates.head_lr if session.experiment.algorithm.head_passes else ctx.rates.lr,
+        alpha=ctx.rates.head_lr if _moves_heads_alone(session.experiment.algorithm) else ctx.rates.lr,
         tau=known.tau,
         lipschitz=known.lipschitz,
         noise=noise,
