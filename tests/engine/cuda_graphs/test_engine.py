@@ -122,6 +122,17 @@ def scaled() -> nn.Module:
     return named(flat=nn.Flatten(), fc1=nn.Linear(32, 8), scale=Scale(), relu=nn.ReLU(), fc2=nn.Linear(8, CLASSES))
 
 
+def hooked() -> nn.Module:
+    """Layers that are replaced by ours, with code of the user's around them."""
+    net = named(
+        flat=nn.Flatten(), fc1=nn.Linear(32, 8), bn=nn.BatchNorm1d(8), relu=nn.ReLU(), drop=nn.Dropout(0.3),
+        fc2=nn.Linear(8, CLASSES),
+    )  # fmt: skip
+    for layer in (net.bn, net.drop):
+        layer.register_forward_hook(lambda layer, inputs, output: 2 * output)
+    return net
+
+
 NETS = {
     "chain": chain,
     "other": other,
@@ -130,6 +141,7 @@ NETS = {
     "convolutional": convolutional,
     "normalised": normalised,
     "scaled": scaled,
+    "hooked": hooked,
 }
 STACKED = ("chain", "other", "held", "images", "scaled")
 
