@@ -63,8 +63,8 @@ def _report(table: int, results: Results, report: Report) -> None:
     )
     if table == 4:
         report.parts.append(
-            "With a server, new workers start from the server's model. Ditto's is FedAvg's, so the two differ by "
-            "rounding at most."
+            "With a server, new workers start from the server's model. Ditto's is FedAvg's, so the two differ only by "
+            "rounding, which training amplifies."
         )
     runs = {place: results.runs(**place._asdict()) for place in asked}
     ours = {place: at_end(found, "accuracy_mean") for place, found in runs.items()}
