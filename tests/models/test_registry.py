@@ -162,7 +162,7 @@ def test_a_wrong_spec_is_refused_in_one_line(factories: str, spec: str, message:
     ],
     ids=["parallel", "compiled", "scripted"],
 )
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_what_only_wraps_a_net_is_refused_in_one_line(wrap: Callable[[nn.Module], nn.Module], message: str) -> None:
     with pytest.raises(UserError) as error:
         build(wrap(module()), (2, 3), 4)

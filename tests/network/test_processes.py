@@ -1,6 +1,7 @@
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -72,6 +73,20 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
 def fail(process: Processes, waited: float = 0.0) -> str:
     return str(process._lost(waited))
+
+
+def test_a_failed_call_holds_nothing_that_it_worked_with(several: Make) -> None:
+    """Not torch's process group above all: the others only notice that it is gone when nobody holds it."""
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def call() -> None:
+        group = torch.zeros(1)
+        held.append(weakref.ref(group))
+        raise RuntimeError("gloo: connection closed")
+
+    with pytest.raises(UserError, match="was lost") as error, several(2)[0].together():
+        call()
+    assert error.value.__cause__ is not None and held[0]() is None
 
 
 def test_whoever_is_behind_is_named(several: Make) -> None:

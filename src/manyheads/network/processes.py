@@ -13,6 +13,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -102,6 +103,9 @@ class Processes:
             # gloo has no error of its own.
             if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
                 raise
+            # Its frames hold the process group, whose connections close only when nobody does: the others would notice
+            # this process's end late.
+            traceback.clear_frames(error.__traceback__)
             raise self._lost(time.monotonic() - began) from error
 
     def gather(self, block: Tensor) -> list[Tensor]:
