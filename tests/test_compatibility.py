@@ -61,7 +61,7 @@ def test_a_head_that_is_the_whole_net_is_fine_where_it_is_asked_for_or_changes_n
 def test_a_regression_needs_a_loss_that_gives_every_sample_a_number_of_its_own(lab):
     data = lab.blobs()
     numbers = replace(data, y_train=data.x_train[:, :2], y_test=data.x_test[:, :2], num_classes=None)
-    with pytest.raises(UserError, match=r"the targets are floats, not classes: .* a loss"):
+    with pytest.raises(UserError, match=r"the targets are floats, not classes: .* a --loss"):
         lab.opened(lab.tiny(DePRL(), data=numbers))
 
     def squares(output: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -148,7 +148,7 @@ class Tagger(torch.nn.Module):
 
 
 def test_outputs_are_one_score_for_each_class_unless_the_loss_is_ones_own(lab):
-    with pytest.raises(UserError, match=r"gives 2x3 outputs for 3 classes: give it 3, or a loss of your own"):
+    with pytest.raises(UserError, match=r"gives 2x3 outputs for 3 classes: give it 3, or a --loss of your own"):
         lab.opened(lab.tiny(DePRL(), model=Tagger))
     few = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
     with pytest.raises(UserError, match=r"gives 2 outputs for 3 classes: give it 3, or"):

@@ -110,7 +110,7 @@ def test_an_experiment_takes_the_path_of_its_data():
         (Experiment, "data", (1, 2), "give str or a Dataset, which from_arrays makes"),
         (Experiment, "model", 3, "str or an nn.Module or a function"),
         (Experiment, "loss", 3, "a function"),
-        (Experiment, "transform", "flip", "a function"),
+        (Experiment, "transform", "flip", "--transform 'flip' is not package.module:function"),
         (Experiment, "norm", 3, "unknown"),
         (Experiment, "norm", None, "unknown --norm 'None'"),
         (Experiment, "workers", np.float64(4.0), "int"),

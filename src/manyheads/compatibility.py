@@ -26,9 +26,12 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
     """Refuse a net, data and functions that do not fit together; returns what to say of those that do."""
     _check_head(experiment, model)
     check_batch_size(experiment, model)
-    if federation.num_classes is None and experiment.loss is None:
-        raise UserError("the targets are floats, not classes: give whole numbers, or a loss (and a metric) in Python.")
-    if experiment.loss is not None and model.head_names != ("head",):
+    loss = experiment.own("loss")
+    if federation.num_classes is None and loss is None:
+        raise UserError(
+            "the targets are floats, not classes: give whole numbers, or a --loss (and a --metric) of your own."
+        )
+    if loss is not None and model.head_names != ("head",):
         raise UserError(
             f"{experiment.algorithm.name} trains two heads with its own losses, which are for classes: leave your"
             " loss out, or choose another algorithm."
@@ -42,15 +45,15 @@ def check_training(experiment: Experiment, model: Split, federation: Federation)
         output = net(x.clone())
     if federation.pixels is not None:
         _check_lookups(looked_up)
-    if experiment.loss is None:
+    if loss is None:
         _check_scores(output, federation)
         notes = _note_spare_scores(output, federation)
-    for name, function in (("loss", experiment.loss), ("metric", experiment.metric)):
+    for name, function in (("loss", loss), ("metric", experiment.own("metric"))):
         if function is not None:
             _check_per_sample(name, function, output, y)
-    _check_gradients(experiment.loss or cross_entropy, net, x, y)
-    if experiment.transform is not None:
-        _check_transform(experiment.transform, experiment, federation)
+    _check_gradients(loss or cross_entropy, net, x, y)
+    if (transform := experiment.own("transform")) is not None:
+        _check_transform(transform, experiment, federation)
     return notes
 
 
@@ -149,7 +152,7 @@ def _check_scores(output: Tensor, federation: Federation) -> None:
     labels = f" (labels run from {lowest} to {classes - 1}: number them from 0)" if lowest > 0 else ""
     raise UserError(
         f"the model gives {'x'.join(map(str, shape)) or 'one'} outputs for {classes} classes: give it {classes}"
-        f"{labels}, or a loss of your own in Python."
+        f"{labels}, or a --loss of your own."
     )
 
 

@@ -15,6 +15,7 @@ from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
+from manyheads.by_name import check_name, find_function
 from manyheads.checks import field_kinds, normalise_fields, not_negative, positive, shown
 from manyheads.data import Dataset, is_brought_by_workers
 from manyheads.data.evaluation_split import TestSplit
@@ -30,6 +31,8 @@ from manyheads.recipes import Recipe, step_seconds
 from manyheads.topology import is_graph, parse_graph
 
 _OURS = "give an experiment.json that manyheads wrote."
+FUNCTIONS = ("loss", "metric", "transform")
+"""Fields of an experiment that may be functions of the user's own."""
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.1, 1e8
 """Seconds that torch's timers can count."""
 
@@ -49,6 +52,12 @@ class Experiment:
     """Name of the module the head begins with; 'all' or 'none'. Default: the last layer."""
     norm: Norm = "shared"
     """BatchNorm: statistics shared with the representation, kept local, or replaced by GroupNorm."""
+    loss: str | Loss | None = None
+    """Loss of your own, package.module:function: (output, target) -> loss of every sample. Default: cross entropy."""
+    metric: str | Loss | None = None
+    """Score of your own, in the same way; higher is better. Default: accuracy, or minus a regression's loss."""
+    transform: str | Transform | None = None
+    """Augmentation of your own, package.module:function: (inputs, numpy generator) -> inputs."""
     workers: int = 16
     """Number of workers."""
     split: str | None = None
@@ -98,13 +107,13 @@ class Experiment:
     """Simulated seconds that every message takes, however short."""
     link_bandwidth: float = 12.5e6
     """Simulated bytes per second on a worker's link, and on the server's."""
-    loss: Loss | None = None
-    metric: Loss | None = None
-    transform: Transform | None = None
 
     def __post_init__(self) -> None:
         check_algorithm(self.algorithm)
         normalise_fields(self)
+        for name in FUNCTIONS:
+            if isinstance(value := getattr(self, name), str):
+                check_name(flag(name), value)
         positive(self, "workers", "rounds", "batch_size", "lr", "head_lr", "decay", "link_bandwidth")
         not_negative(self, "weight_decay", "clip", "seed", "step_seconds", "link_latency")
         if self.decay is not None and self.decay > 1:
@@ -139,6 +148,11 @@ class Experiment:
         values = {spec.name: getattr(self, spec.name) for spec in fields(Recipe)}
         assert None not in values.values(), "an experiment is completed before it is used"
         return Recipe(**values)
+
+    def own(self, name: str) -> Callable[..., Tensor] | None:
+        """One of ``FUNCTIONS``, found by its name if that was given; None: there is none."""
+        given = getattr(self, name)
+        return find_function(flag(name), given) if isinstance(given, str) else given
 
     @property
     def root(self) -> int:
@@ -181,6 +195,8 @@ class Experiment:
             elif isinstance(value, dict):
                 what = value.get("kind", "an object")
                 give = f"give it in Python, as Run.open(path, {name}=...)"
+                if name in FUNCTIONS:
+                    give = f"{give}, or name it, as {flag(name)} package.module:function"
                 raise UserError(f"the experiment's {name} is {what}, which cannot be read from a file: {give}.")
         return Experiment(algorithm=algorithm, **values)
 

@@ -9,7 +9,7 @@ from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment
+from manyheads.experiment import FUNCTIONS, Experiment
 from manyheads.identity import described
 from manyheads.models.registry import find_factory
 
@@ -28,7 +28,8 @@ _PLAIN = (bool, int, float, str, tuple, frozenset)
 
 def hashes(experiment: Experiment) -> dict[str, str]:
     """A hash for each field of the experiment that holds code of the user's, and Python's version; empty: none does."""
-    held = {name: getattr(experiment, name) for name in ("algorithm", "loss", "metric", "transform")}
+    held: dict[str, Any] = {"algorithm": experiment.algorithm}
+    held |= {name: experiment.own(name) for name in FUNCTIONS}
     held["model"] = find_factory(experiment.model) if isinstance(experiment.model, str) else experiment.model
     found = {name: _hash(value) for name, value in held.items() if value is not None}
     own = {name: known for name, known in found.items() if known is not None}

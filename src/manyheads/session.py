@@ -243,15 +243,15 @@ def _network(
 
 def _workload(experiment: Experiment, model: Split, here: Federation) -> Workload:
     """What the engine works on: a copy of the net where the samples are, and how those are drawn and scored."""
-    loss = experiment.loss or cross_entropy
+    loss = experiment.own("loss") or cross_entropy
     return Workload(
         model=twin(model).to(here.train.x.device),
         train=here.train,
         ids=here.ids,
         source=Source(experiment.root, experiment.recipe.batch_size, has_batchnorm(model)),
         loss=loss,
-        metric=experiment.metric or (_negative(loss) if here.num_classes is None else accuracy),
-        transform=experiment.transform,
+        metric=experiment.own("metric") or (_negative(loss) if here.num_classes is None else accuracy),
+        transform=experiment.own("transform"),
     )
 
 

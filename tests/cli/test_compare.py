@@ -48,6 +48,27 @@ def _runs(folder: str) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in Path(folder).rglob("*/*") if path.is_file() and "-" in path.parts[1]}
 
 
+def test_a_regression_is_compared_and_tuned_with_functions_by_name(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, undrawn: None
+) -> None:
+    Path("my_scores.py").write_text("def squared(output, target):\n    return (output - target).square().sum(1)\n")
+    monkeypatch.syspath_prepend(Path.cwd())
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(90, 4))
+    np.savez("line.npz", x=x, y=x @ rng.normal(size=(4, 1)))
+    own = ["--data", "line.npz", "--split", "iid", "--loss", "my_scores:squared", "--lr", "0.01"]
+    lines = _compare(
+        capsys, "deprl", "local", *SMALL, *own, "--tune", "0.01", "1", "--seeds", "1", "2", "--out", "both"
+    )
+    table = "\n".join(lines)
+    assert "score" in table and "accuracy, %" not in table
+    chosen = [Run.open(path.parent) for path in Path("both").glob("*-*/summary.json")]
+    assert len(chosen) == 4 and all(run.description["loss"] == "my_scores:squared" for run in chosen)
+    assert {run.description["lr"] for run in chosen} == {0.01}, "not the hundredth of it, which learns next to nothing"
+    assert main(["join", str(chosen[0].path), "--workers", "2", "--split", "iid", "--out", "joined", "--quiet"]) == 0
+    assert Run.open("joined").description["loss"] == "my_scores:squared"
+
+
 def test_table_report_and_a_second_call(capsys: pytest.CaptureFixture, request: pytest.FixtureRequest) -> None:
     words = ["deprl", "fedavg", "local", *SMALL, "--graph", "ring", "full", "--seeds", "1", "12", "--out", "all"]
     lines = _compare(capsys, *words)

@@ -14,7 +14,7 @@ from manyheads.cli.parser import Parser
 from manyheads.data import NAMES
 from manyheads.derived import resolve
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment, Runtime
+from manyheads.experiment import FUNCTIONS, Experiment, Runtime
 from manyheads.models.nets import NETS
 
 
@@ -36,7 +36,8 @@ def _other(option: Option) -> tuple[list[str], Any]:
     if option.choices:
         word = next(word for word in option.choices if word != option.default)
         return [option.flag, word], word
-    value = {int: 7, float: 0.25, str: "iid", Path: Path("some/where")}[option.kind]
+    text = "own:function" if option.name in FUNCTIONS else "iid"
+    value = {int: 7, float: 0.25, str: text, Path: Path("some/where")}[option.kind]
     return [option.flag, str(value)], value
 
 
@@ -67,7 +68,7 @@ def test_every_field_of_a_runtime_round_trips() -> None:
 
 def test_what_no_word_can_stand_for_is_no_option() -> None:
     left_out = {spec.name for spec in fields(Experiment)} - options_of(Experiment).keys()
-    assert left_out == {"algorithm", "loss", "metric", "transform"}
+    assert left_out == {"algorithm"}
 
 
 def test_every_option_is_explained() -> None:
@@ -223,3 +224,12 @@ def test_an_algorithm_typed_into_an_interpreter_has_options_without_help():
     found = options_of(typed)
     assert (found["mu"].help, found["mu"].default) == ("", 0.5)
     assert found["epochs"].help == options_of(DPSGD)["epochs"].help != ""
+
+
+def test_a_run_s_function_that_has_no_name_is_replaced_by_one_that_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "experiment.json").write_text(Experiment(loss=lambda output, y: output[:, 0], rounds=7).to_json())
+    with pytest.raises(UserError, match=r"or name it, as --loss package.module:function"):
+        _one("--from", str(tmp_path))
+    assert _one("--from", str(tmp_path), "--loss", "losses:own") == Experiment(loss="losses:own", rounds=7)

@@ -257,7 +257,7 @@ def test_splits_that_the_data_cannot_serve(toy: Make, regression: Dataset) -> No
         draw_partition(toy([5, 5], [2, 2], users=1), Natural(), 4, 1)
     for split in (Dirichlet(0.3), LabelShards(1)):
         with pytest.raises(
-            UserError, match=r"needs classes, but line has float targets: give whole numbers .* in Python, a loss"
+            UserError, match=r"needs classes, but line has float targets: give whole numbers .* a --loss"
         ):
             draw_partition(regression, split, 2, 1)
 

@@ -20,7 +20,7 @@ from manyheads.checks import field_kinds
 from manyheads.cli.parser import number, path, whole_number
 from manyheads.derived import exchange_of
 from manyheads.errors import UserError, flag, unknown
-from manyheads.experiment import Experiment, Runtime, check_algorithm
+from manyheads.experiment import FUNCTIONS, Experiment, Runtime, check_algorithm
 from manyheads.presets import PRESETS, apply
 from manyheads.recipes import Recipe, step_seconds
 from manyheads.store.layout import EXPERIMENT
@@ -144,11 +144,14 @@ def given(args: argparse.Namespace, owner: type) -> dict[str, Any]:
     return {name: vars(args)[name] for name in options_of(owner) if name in args}
 
 
-def _read(path: Path) -> Experiment:
-    """The experiment in a file or a run directory; what followed from its net or algorithm is left open again."""
+def _read(path: Path, named: Mapping[str, Any]) -> Experiment:
+    """The experiment in a file or a run directory; what followed from its net or algorithm is left open again.
+
+    ``named``: functions that replace those of the file, which may be known by their kind alone.
+    """
     path = path / EXPERIMENT if path.is_dir() else path
     try:
-        experiment = Experiment.from_json(path.read_text(encoding="utf-8"))
+        experiment = Experiment.from_json(path.read_text(encoding="utf-8"), **named)
         changes = {}
         if experiment.batch_size and experiment.step_seconds == step_seconds(experiment.model, experiment.batch_size):
             changes["step_seconds"] = None
@@ -168,7 +171,8 @@ def _read(path: Path) -> Experiment:
 
 def experiments(args: argparse.Namespace) -> list[Experiment]:
     """The experiments that were asked for: every combination of the values given, algorithm by algorithm."""
-    base = None if args.source is None else _read(args.source)
+    named = {name: _listed(value)[0] for name, value in given(args, Experiment).items() if name in FUNCTIONS}
+    base = None if args.source is None else _read(args.source, named)
     names = _listed(args.algorithm)
     if names == [None]:
         if base is None:

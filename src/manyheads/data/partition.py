@@ -286,7 +286,7 @@ def _labels(data: Dataset, split: SplitRule) -> tuple[np.ndarray, np.ndarray, in
     if data.num_classes is None:
         raise UserError(
             f"{split} needs classes, but {data.name} has float targets: give whole numbers (y.astype(int), or"
-            " y.argmax(1) of one-hot rows), or for a regression iid and, in Python, a loss."
+            " y.argmax(1) of one-hot rows), or for a regression iid and a --loss of your own."
         )
     return data.y_train.numpy(), data.y_test.numpy(), data.num_classes
 

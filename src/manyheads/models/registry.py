@@ -1,16 +1,14 @@
 """A net by its name: one of ours, a user's factory, or a module itself, split and ready to train."""
 
-import importlib
 import inspect
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial
-from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from manyheads.by_name import find
 from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.layers import refuse_lazy
 from manyheads.models.nets import NETS, mlp
@@ -118,19 +116,7 @@ def find_factory(spec: str) -> Callable[..., nn.Module]:
         raise UserError(f"model '{spec}': {name} takes no sizes (only mlp does, as mlp:200,100): write '{name}'.")
     if not colon or rest[:1].isdigit():  # A factory's name begins with no digit: these are sizes of a misspelt mlp.
         raise unknown("model", name, [*NETS, "package.module:factory"])
-    if name.endswith(".py"):
-        raise UserError(f"model '{spec}': write {Path(name).stem}:{rest}, and start in the folder of that file.")
-    try:
-        module = importlib.import_module(name)
-    except (Exception, SystemExit) as error:
-        absent = isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]
-        hint = ": start in the folder that holds it, or add that folder to PYTHONPATH." if absent else ""
-        raise UserError(f"model '{spec}': cannot import {name}: {first_line(error)}{hint}") from error
-    if rest not in vars(module):
-        near = get_close_matches(rest, vars(module), n=1)
-        hint = f". Did you mean '{near[0]}'?" if near else ": name a function or class that gives a module."
-        raise UserError(f"model '{spec}': {name} has no '{rest}'{hint}")
-    return vars(module)[rest]
+    return find("model", spec, "a function or class that gives a module")
 
 
 def _sizes(spec: str, text: str) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from manyheads.algorithms import Local
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment
+from manyheads.experiment import FUNCTIONS, Experiment
 from manyheads.json_text import fits, parse_json, read_json
 from manyheads.recipes import Recipe
 from manyheads.record import Record
@@ -44,7 +44,7 @@ EARLIER = "earlier"
 SIZES = "sizes.json"
 """In a study's record of a run: train and test samples of every worker."""
 
-_OBJECTS = ("data", "model", "loss", "metric", "transform")
+_OBJECTS = ("data", "model", *FUNCTIONS)
 """Fields of an experiment that may hold what a file can only describe."""
 _COUNT, _POSITIVE = range(2**63), range(1, 2**63)
 _METRIC = (float, NoneType)

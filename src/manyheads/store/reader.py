@@ -14,7 +14,7 @@ from manyheads.algorithms import attribute_of
 from manyheads.checkpoint import latest_round, newest, place_of
 from manyheads.checks import check_text
 from manyheads.errors import UserError
-from manyheads.experiment import Experiment
+from manyheads.experiment import FUNCTIONS, Experiment
 from manyheads.files import read_sealed, sha256
 from manyheads.machine import expanded
 from manyheads.models import Split
@@ -141,7 +141,7 @@ class Run:
     def model(self, worker: int) -> Split:
         """The net a worker deploys, on the CPU and in eval mode. Only that worker's rows are held."""
         # What does not shape the net need not be given to use it.
-        experiment = self.given(data="", loss=None, metric=None, transform=None).experiment
+        experiment = self.given(data="", **dict.fromkeys(FUNCTIONS)).experiment
         if not isinstance(worker, Integral) or not 0 <= worker < experiment.workers:
             raise UserError(f"worker {worker!r} is not in this run: give 0 to {experiment.workers - 1}.")
         described, path = self.describe_model(), self.path / MODELS
