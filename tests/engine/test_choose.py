@@ -70,11 +70,14 @@ def test_threads_have_enough_to_compute(problem, monkeypatch, worth, count):
     assert isinstance(loop, LocalEngine) and loop.threads is threads
 
 
-def test_auto_loops_over_convolutions_random_modules_and_transforms(problem):
+def test_auto_loops_over_convolutions_and_random_modules(problem):
     assert make_engine("auto", problem("cnn").work).name == "loop"
     assert make_engine("auto", problem(noisy).work).name == "loop"
+
+
+def test_a_transform_does_not_keep_workers_from_being_stacked(problem):
     transformed = replace(problem("mlp").work, transform=lambda x, rng: x)
-    assert make_engine("auto", transformed).name == "loop"
+    assert make_engine("auto", transformed).name == "batched"
 
 
 @pytest.mark.parametrize("net", ["mlp", "cnn"])

@@ -50,20 +50,21 @@ def make_engine(
     if name == "cuda-graphs" and not on_gpu:
         raise UserError("engine 'cuda-graphs' needs a GPU: use --device cuda, or --engine auto.")
     reason = _only_loop(model)
+    fastest = "batched" if reason is None and is_chain(model) else "loop"
     if name == "cuda-graphs" or (name == "auto" and on_gpu):
         footprint = footprint_of(model, tuple(workload.train.x.shape[1:]))
         obstacle = reason or _obstacle(workload, footprint)
         if obstacle is None:
             return _cuda_graphs(workload, footprint, precision, extra_rows, notes)
-        name = "loop"
-        notes.append(f"{obstacle}: engine 'loop' instead of 'cuda-graphs', which is slower.")
+        name = fastest
+        notes.append(f"{obstacle}: engine '{name}' instead of 'cuda-graphs', which is slower.")
     elif reason:
         if name == "batched":
             raise UserError(f"engine 'batched' cannot run this net, as {reason}: use 'loop'.")
         name = "loop"
         notes.append(f"{reason}: engine 'loop'.")
     if name == "auto":
-        name = "batched" if is_chain(model) and workload.transform is None else "loop"
+        name = fastest
     if name == "loop":
         work = workload if on_gpu else replace(workload, model=with_fast_pooling(model))
         return LocalEngine(work, LoopKernel, chunk_size=1, threads=threads, name=name, precision=precision)
