@@ -4,13 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 import torch
 
-from manyheads.algorithms import REGISTRY, Join, State
+from manyheads.algorithms import DPSGD, REGISTRY, Algorithm, DePRL, Join, State
 from manyheads.data import federate, load
 from manyheads.data.arrays import from_arrays
 from manyheads.data.pixels import Pixels
@@ -226,6 +226,21 @@ def test_a_newcomer_with_a_data_set_joins_workers_who_brought_their_own(lab: Sim
         open_join(source, NewWorkers(data=theirs, workers=3), lab.cpu)
     for data, split in ((theirs, "iid"), (lab.blobs(), None)):
         assert open_join(source, NewWorkers(data=data, split=split, workers=3), lab.cpu).experiment.workers == 3
+
+
+def test_the_representation_is_frozen_as_in_the_run_unless_they_say_otherwise(
+    lab: SimpleNamespace, tmp_path: Path
+) -> None:
+    def mode(algorithm: Algorithm, **new: Any) -> str:
+        experiment = lab.tiny(algorithm, split="iid")
+        folder = tmp_path / experiment.run_id
+        for _ in run(lab.opened_in(experiment, folder)):
+            pass
+        session = open_join(Run.open(folder, data=experiment.data), NewWorkers(workers=4, **new), lab.cpu)
+        return session.experiment.algorithm.frozen
+
+    assert (mode(DePRL()), mode(DePRL(frozen="eval")), mode(DPSGD())) == ("train", "eval", "train")
+    assert (mode(DePRL(frozen="eval"), frozen="train"), mode(DPSGD(), frozen="eval")) == ("train", "eval")
 
 
 def test_statistics_come_along(lab: SimpleNamespace, tmp_path: Path) -> None:

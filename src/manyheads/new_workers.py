@@ -47,6 +47,8 @@ class NewWorkers:
     """Passes over the local samples that move the heads."""
     head_lr: float | None = None
     """Learning rate of the heads in every pass. Default: the run's --head-lr, before any decay."""
+    frozen: Literal["train", "eval"] | None = None
+    """Mode of the representation while heads train. Default: the run's --frozen; train, if its algorithm has none."""
 
     def __post_init__(self) -> None:
         normalise_fields(self)
@@ -210,6 +212,7 @@ def _experiment(learned: Learned, new: NewWorkers) -> Experiment:
             teacher=f"{replace(source, seed=0).run_id}-{learned.rounds}",
             learned=learned.fingerprint,
             representation=new.representation,
+            frozen=new.frozen or vars(source.algorithm).get("frozen", Join.frozen),
         ),
         data=source.data if new.data is None else new.data,
         workers=new.workers,

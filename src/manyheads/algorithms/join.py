@@ -25,6 +25,8 @@ class Join(Algorithm):
     """A fingerprint of the representation itself."""
     representation: Literal["own", "mean"] = "own"
     """Whether worker i takes that of worker i mod N, or the mean of all."""
+    frozen: Literal["train", "eval"] = "train"
+    """Mode of the representation while heads train."""
 
     name: ClassVar[str] = "join"
     title: ClassVar[str] = "New workers"
@@ -39,7 +41,8 @@ class Join(Algorithm):
         return 1
 
     def local(self, state: State, round: int, ctx: Context) -> tuple[State, Log]:
-        phase = Phase("head", HEAD, Epochs(self.head_passes), ctx.rates.sgd(round, head=True), ctx.objective)
+        sgd, passes = ctx.rates.sgd(round, head=True), Epochs(self.head_passes)
+        phase = Phase("head", HEAD, passes, sgd, ctx.objective, frozen=self.frozen)
         return run_phases(state, [phase], round, ctx, ctx.present(round))
 
     def mix(self, state: State, round: int, ctx: Context) -> State:
