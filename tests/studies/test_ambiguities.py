@@ -19,7 +19,7 @@ def test_readings_are_other_experiments_on_the_same_cells() -> None:
     trials = get_study("ambiguities").grid(SIZE)
     base = {t.name for t in trials if t.place["reading"] == "as read"}
     others = {t.name for t in trials} - base
-    assert (len(base), len(others)) == (14 + 7 + 14, 24 + 10 + 14)
+    assert (len(base), len(others)) == (14 + 7 + 14, 24 + 12 + 14)
     # What is read as everywhere else is what table 3 runs.
     assert base <= {trial.name for trial in get_study("table3").grid(SIZE)}
     # A comma would part what --only is to choose.
@@ -52,6 +52,7 @@ def test_readings_change_what_they_say() -> None:
         **{f"{three}, {name}": {"body_epochs": 3} for name in ("deprl", "fedrep")},
         f"{three} on the random graph, deprl": {"body_epochs": 3, "graph": "random:0.25"},
         f"{three} and the server weighs workers alike, fedrep": {"body_epochs": 3, "weighting": "uniform"},
+        **{f"heads train in eval mode, {name}": {"frozen": "eval"} for name in ("deprl", "fedrep")},
         "rates do not fall, deprl": {"decay": 1.0},
         "statistics of BatchNorm are not mixed, deprl": {"norm": "local"},
         **{f"batches of 16, {name}": {"batch_size": 16} for name in ("deprl", "fedrep")},

@@ -81,6 +81,8 @@ def _readings(size: Size, data: str) -> list[_Reading]:
             _THREE_PASSES,
             _THREE_PASSES_AND_GRAPH,
             _THREE_PASSES_ALIKE,
+            # Heads are scored on the features of eval mode.
+            _Reading("heads train in eval mode", (DePRL(frozen="eval"), FedRep(frozen="eval"))),
             _Reading("rates do not fall", (DePRL(),), {"decay": 1.0}),
             _Reading("statistics of BatchNorm are not mixed", (DePRL(),), {"norm": "local"}),
             _Reading("batches of 16", (DePRL(), FedRep()), {"batch_size": 16}),
