@@ -181,3 +181,11 @@ def test_the_published_python_2_form_is_read() -> None:
 def test_a_hundred_classes_in_alphabetical_order() -> None:
     assert len(set(CIFAR100.classes)) == 100
     assert list(CIFAR100.classes) == sorted(CIFAR100.classes)
+
+
+def test_images_are_standardised_by_their_train_images() -> None:
+    """Means and deviations of every channel's pixels, computed once from the published files."""
+    assert CIFAR10.mean == pytest.approx((0.49140, 0.48216, 0.44653), abs=1e-4)
+    assert CIFAR10.std == pytest.approx((0.24703, 0.24349, 0.26159), abs=1e-4)
+    assert CIFAR100.mean == pytest.approx((0.50708, 0.48655, 0.44092), abs=1e-4)
+    assert CIFAR100.std == pytest.approx((0.26733, 0.25644, 0.27615), abs=1e-4)

@@ -90,3 +90,8 @@ def test_not_gzip_is_named(tmp_path: Path, published: Layout) -> None:
 def test_idx_headers_are_checked(content: bytes) -> None:
     with pytest.raises(UserError, match=r"^some.gz"):
         fashion_mnist.parse_idx(Path("some.gz"), content)
+
+
+def test_images_are_standardised_by_their_train_images() -> None:
+    """Mean and deviation of all pixels, computed once from the published file."""
+    assert (fashion_mnist.MEAN, fashion_mnist.STD) == pytest.approx((0.28604, 0.35302), abs=1e-4)

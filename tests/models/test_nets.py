@@ -9,8 +9,10 @@ from torch.func import functional_call, vmap
 
 from manyheads.errors import UserError
 from manyheads.models import build
+from manyheads.models.dropout import dropouts
 from manyheads.models.nets import NETS
 from manyheads.models.split import cacheable_prefix, cut
+from manyheads.randomness import torch_seed
 
 SHAPES = {
     "mlp": (1, 8, 8),
@@ -99,6 +101,43 @@ def test_dropout_stands_where_the_tables_say() -> None:
         "alexnet": [("flatten", "fc6"), ("relu6", "fc7")],
         "dnn": [("relu1", "fc2"), ("relu2", "fc3"), ("relu3", "fc4")],
     }
+
+
+def test_images_are_halved_where_the_tables_say() -> None:
+    places = {}
+    for net in ("vgg11", "vgg11-code", "alexnet", "alexnet-code", "cnn"):
+        layers = build_once(net, SHAPES[net], 10).representation.named_children()
+        places[net] = [int(name.removeprefix("pool")) for name, _ in layers if name.startswith("pool")]
+    assert places == {
+        "vgg11": [1, 3, 5, 7, 8],
+        "vgg11-code": [1, 2, 4, 6, 8],
+        "alexnet": [1, 2, 5],
+        "alexnet-code": [1, 2, 5],
+        "cnn": [1, 2],
+    }
+
+
+def test_dropout_is_as_the_tables_and_the_code_say() -> None:
+    rates = {net: {layer.p for layer in dropouts(build_once(net, SHAPES[net], 10)).values()} for net in SHAPES}
+    tables, code = {"vgg11": {0.2}, "alexnet": {0.2}, "dnn": {0.05}}, ("vgg11-code", "alexnet-code", "dnn-code")
+    assert {net: found for net, found in rates.items() if found} == tables | {net: {0.05} for net in code}
+
+
+@pytest.mark.parametrize(
+    ("net", "first"),
+    [("cnn", 1), ("vgg11", 1), ("vgg11-code", 1), ("alexnet", 3), ("alexnet-code", 3), ("resnet18", 99)],
+)
+def test_convolutions_without_batchnorm_begin_as_he_has_it(net: str, first: int) -> None:
+    """From the ``first`` on. A reading of the paper that decides whether these nets learn; others begin as torch's."""
+    with torch_seed(1):
+        model, number = build(net, SHAPES[net], 10), 0
+    for layer in model.modules():
+        if isinstance(layer, nn.Conv2d):
+            number += 1
+            fan_in = layer.weight[0].numel()
+            wanted = (2 / fan_in) ** 0.5 if number >= first else (3 * fan_in) ** -0.5
+            error = 4 / (2 * layer.weight.numel()) ** 0.5
+            assert layer.weight.std().item() == pytest.approx(wanted, rel=error), f"{net}, convolution {number}"
 
 
 @pytest.mark.parametrize("net", NETS)
