@@ -94,4 +94,5 @@ def test_idx_headers_are_checked(content: bytes) -> None:
 
 def test_images_are_standardised_by_their_train_images() -> None:
     """Mean and deviation of all pixels, computed once from the published file."""
-    assert (fashion_mnist.MEAN, fashion_mnist.STD) == pytest.approx((0.28604, 0.35302), abs=1e-4)
+    pixels = (fashion_mnist.MEAN, fashion_mnist.STD)
+    assert pixels == pytest.approx((0.28604, 0.35302), abs=1e-4)
