@@ -10,9 +10,9 @@ from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.dropout import Dropout
 from manyheads.models.layers import children, has_hooks, owns_parameters, replace_layers, unshare_layers
 from manyheads.models.norm import own_batchnorm
-from manyheads.models.split import Split
+from manyheads.models.split import Split, statistics
 from manyheads.models.straight import straightened
-from manyheads.models.trials import alike, attempt, watched
+from manyheads.models.trials import alike, attempt, unwritten, watched
 from manyheads.randomness import torch_seed
 
 
@@ -33,7 +33,7 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
         whole = _copied(module).eval()
         expected = None
         if not known:
-            with torch_seed(0):
+            with torch_seed(0), unwritten({**dict(whole.named_parameters()), **statistics(whole)}):
                 expected = attempt(whole, example)
                 # The last batch of a pass, or a worker's test shard, may be a single sample.
                 attempt(whole, example[:1])
