@@ -88,7 +88,7 @@ def _only_loop(model: Split) -> str | None:
     if random_module := needs_loop(model):
         return f"{random_module} draws its own random numbers"
     # Other engines pad batches, and the padding would be among those others.
-    seen = "a sample's output depends on the others in its batch (is batch_first missing?)"
+    seen = "a sample's output or gradient depends on the others in its batch (is batch_first missing?)"
     return seen if model.mixes_samples else None
 
 

@@ -115,11 +115,16 @@ def watched(net: Split, example: Tensor) -> Split:
         )
     net.random = tuple(seen.drew)
     net.moving = tuple(name for name, buffer in kept.items() if not torch.equal(buffer, before[name]))
-    net.mixes_samples = not alike(beside_others[0], beside_itself[0])
+    net.mixes_samples = not alike(beside_others[0], beside_itself[0]) or any(map(_counts_words, net.modules()))
     net.varying = tuple(name for name, row in expected.items() if not alike(alone[name], row))
     repeated = {net.get_submodule(name) for name in often}
     replace_layers(net, lambda layer: nn.Dropout(layer.p) if isinstance(layer, Dropout) and layer in repeated else None)
     return net
+
+
+def _counts_words(layer: nn.Module) -> bool:
+    """Whether a word's gradient is divided by how often the word is in the batch."""
+    return isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.scale_grad_by_freq
 
 
 def _noted(net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, object]:
