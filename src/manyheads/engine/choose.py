@@ -97,7 +97,7 @@ def _obstacle(workload: Workload, footprint: Footprint) -> str | None:
     if workload.transform is not None:
         return "the train-time transform runs on the host"
     if footprint.blocked is not None:
-        return f"{footprint.blocked} looks at numbers along the way, which a CUDA graph cannot do"
+        return f"{footprint.blocked} looks at numbers, or computes them again for gradients, which no CUDA graph can do"
     return None
 
 
