@@ -215,6 +215,23 @@ def test_what_no_gradient_comes_to_is_named(lab, where, missed):
             lab.opened(lab.tiny(algorithm, model=Cut(where)))
 
 
+class Table(torch.nn.Module):
+    """Looks each sample's first numbers up in a table."""
+
+    def __init__(self, **options: bool) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(9, 4, **options), torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.table(x.long().abs().clamp(max=8)).mean(1))
+
+
+def test_sparse_gradients_are_refused(lab):
+    with pytest.raises(UserError, match=r"^the gradient of representation\.table\.weight is sparse: leave sparse=True"):
+        lab.opened(lab.tiny(DePRL(), model=Table(sparse=True)))
+    lab.opened(lab.tiny(DePRL(), model=Table()))
+
+
 def test_where_torch_computes_no_gradients_nobody_trains(lab):
     for off in (torch.no_grad, torch.inference_mode):
         with off(), pytest.raises(UserError, match=r"^torch computes no gradients here: train outside of no_grad\(\)"):
@@ -334,6 +351,7 @@ class Centred(torch.nn.Module):
 
 def test_a_net_that_mixes_samples_is_told(lab):
     net = torch.nn.Sequential(torch.nn.Linear(6, 4), Centred(), torch.nn.Linear(4, 3))
-    said = "a sample's output depends on the others in its batch (is batch_first missing?): engine 'loop'."
+    said = "a sample's output or gradient depends on the others in its batch (is batch_first missing?): engine 'loop'."
     assert said in lab.opened(lab.tiny(DePRL(), model=net)).notes
-    assert said not in lab.opened(lab.tiny(DePRL())).notes
+    assert said in lab.opened(lab.tiny(DePRL(), model=Table(scale_grad_by_freq=True))).notes
+    assert said not in lab.opened(lab.tiny(DePRL(), model=Table())).notes

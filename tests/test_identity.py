@@ -52,6 +52,18 @@ def test_functions_are_known_by_their_names_in_every_process():
     assert Experiment(loss=Smoothed()).run_id == Experiment(loss=Smoothed()).run_id
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_a_sparse_tensor_is_known_by_its_numbers_and_their_places():
+    eye = torch.eye(4)
+
+    def held(weight: torch.Tensor) -> str:
+        return Experiment(loss=partial(F.cross_entropy, weight=weight)).run_id
+
+    for sparse in (torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr):
+        assert held(sparse(eye)) == held(sparse(eye.clone()))
+        assert len({held(sparse(each)) for each in (eye, 2 * eye, eye.roll(1))}) == 3
+
+
 def test_a_tensor_is_known_by_its_values_not_by_how_it_prints():
     def loss(weight: torch.Tensor) -> dict[str, str]:
         return Experiment(loss=partial(F.cross_entropy, weight=weight)).describe()["loss"]

@@ -207,6 +207,9 @@ def _check_gradients(loss: Loss, net: Split, x: Tensor, y: Tensor) -> None:
     names, parameters = zip(*net.named_parameters(), strict=True)
     with user_code("the gradient of the loss"):
         gradients = torch.autograd.grad(losses.sum(), parameters, allow_unused=True)
+    for name, gradient in zip(names, gradients, strict=True):
+        if gradient is not None and gradient.layout != torch.strided:
+            raise UserError(f"the gradient of {name} is sparse: leave sparse=True out of the layer.")
     reached = {group(name) for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
     for missed in net.groups:
         if missed not in reached:

@@ -88,8 +88,17 @@ def _text(value: Any) -> str:
 def _hash(text: str, tensors: Iterable[torch.Tensor]) -> str:
     digest = hashlib.sha256(text.encode())
     for tensor in tensors:
-        digest.update(as_bytes(tensor))
+        for part in _dense_parts(tensor.detach()):
+            digest.update(as_bytes(part))
     return digest.hexdigest()
+
+
+def _dense_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Tensors with numbers in memory that say all: of a sparse one, where its numbers are and which."""
+    if tensor.layout == torch.strided:
+        return (tensor,)
+    sparse = tensor.to_sparse().coalesce()
+    return sparse.indices(), sparse.values()
 
 
 _SETTINGS = (

@@ -239,7 +239,12 @@ def test_wrong_arrays_in_memory(given: dict[str, object], message: str) -> None:
 
 
 def test_ragged_lists_and_classes_of_a_regression() -> None:
-    for x, y, user in (([[1.0], [1.0, 2.0]], [0, 1], None), (X[:2], [0, 1], [[1], [1, 2]])):
+    tracked = [torch.ones(2, requires_grad=True)] * 2
+    for x, y, user in (
+        ([[1.0], [1.0, 2.0]], [0, 1], None),
+        (tracked, [0, 1], None),
+        (X[:2], [0, 1], [[1], [1, 2]]),
+    ):
         with pytest.raises(UserError, match=r"arrays: (x|user) is not an array \(.*\): give rows of one shape\.$"):
             arrays.from_arrays(x, y, user=user)
     with pytest.raises(UserError, match=r"float targets mean a regression"):

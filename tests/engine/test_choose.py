@@ -113,7 +113,10 @@ def test_a_net_with_a_hook_on_the_way_back_is_no_chain(problem):
 
 @pytest.mark.parametrize(
     ("net", "reason"),
-    [(noisy, "representation.2 draws its own random numbers"), ("centred", "a sample's output depends on the others")],
+    [
+        (noisy, "representation.2 draws its own random numbers"),
+        ("centred", "a sample's output or gradient depends on the others"),
+    ],
 )
 def test_batched_refuses_what_draws_for_itself_or_would_look_at_padding(problem, net, reason):
     with pytest.raises(UserError, match=f"'batched' cannot run this net, as {reason}.*: use 'loop'"):

@@ -368,3 +368,20 @@ def test_features_are_cached_up_to_the_first_layer_that_varies(
     net = split(module, head, X)
     assert cacheable_prefix(net, "train") == train
     assert cacheable_prefix(net, "eval") == evaluate
+
+
+class Linked(nn.Module):
+    """A layer that mixes its features over a sparse graph of them."""
+
+    def __init__(self, *, persistent: bool) -> None:
+        super().__init__()
+        self.register_buffer("links", torch.eye(5).roll(1, 0).to_sparse(), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sparse.mm(self.links, x.T).T
+
+
+def test_a_sparse_tensor_is_held_but_not_kept() -> None:
+    assert split(chain(Linked(persistent=False)), None, X)(X).shape == (4, 3)
+    with pytest.raises(UserError, match=r"the model's 2\.links is sparse, .* buffer with persistent=False"):
+        split(chain(Linked(persistent=True)), None, X)

@@ -107,6 +107,38 @@ def test_statistics_must_be_changed_in_place() -> None:
         split(chain(Mean()), None, X)
 
 
+class Writing(nn.Module):
+    """Does something with its weight and its buffer whenever it is called."""
+
+    def __init__(self, do: Callable[[Any, Tensor], object]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 5))
+        self.register_buffer("mean", torch.zeros(5))
+        self.rare, self.do = nn.Embedding(9, 5, max_norm=99.0), do
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.do(self, x)
+        return x + self.weight
+
+
+@pytest.mark.parametrize(
+    ("do", "name"),
+    [
+        (lambda own, x: own.weight.clamp_(-0.1, 0.1), "2.weight"),
+        (lambda own, x: own.weight.data.clamp_(-0.1, 0.1), "2.weight"),
+        (lambda own, x: own.training and own.weight.mul_(0.9), "representation.2.weight"),
+        (lambda own, x: own.rare(torch.arange(2)), "2.rare.weight"),
+        (lambda own, x: own.mean.lerp_(x.mean(0), 0.1), "2.mean"),
+    ],
+    ids=["weight", "data", "in training", "max_norm", "buffer in eval mode"],
+)
+def test_a_forward_that_writes_to_what_is_trained_is_refused(do: Callable[[Any, Tensor], object], name: str) -> None:
+    """Otherwise runs would depend on when they are scored, and on which workers share first weights."""
+    with pytest.raises(UserError, match=rf"forward writes to {name}: it may change nothing but buffers"):
+        split(chain(Writing(do)), None, X)
+
+
 class Remembering(nn.Module):
     """Does something with what it holds whenever it is called in train mode."""
 

@@ -325,5 +325,6 @@ def _numpy(where: str, what: str, values: Array) -> np.ndarray:
         raise UserError(f"{where}: values are masked, but all are used: give arrays without masks, or fill them.")
     try:
         return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
+        # The last: of a list of tensors that require gradients.
         raise UserError(f"{where}: {what} is not an array ({error}): give rows of one shape.") from None

@@ -89,7 +89,7 @@ def _only_loop(model: Split) -> str | None:
     if random_module := needs_loop(model):
         return f"{random_module} draws its own random numbers"
     # Other engines pad batches, and the padding would be among those others.
-    seen = "a sample's output depends on the others in its batch (is batch_first missing?)"
+    seen = "a sample's output or gradient depends on the others in its batch (is batch_first missing?)"
     return seen if model.mixes_samples else None
 
 
@@ -98,7 +98,7 @@ def _obstacle(workload: Workload, footprint: Footprint) -> str | None:
     if workload.transform is not None:
         return "the train-time transform runs on the host"
     if footprint.blocked is not None:
-        return f"{footprint.blocked} looks at numbers along the way, which a CUDA graph cannot do"
+        return f"{footprint.blocked} looks at numbers, or computes them again for gradients, which no CUDA graph can do"
     return None
 
 

@@ -1,9 +1,10 @@
 """The layers inside a module: listing them, replacing them, copying shared ones."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from manyheads.errors import UserError
 
@@ -41,6 +42,16 @@ def refuse_lazy(module: nn.Module) -> None:
             raise UserError(
                 f"{name} of the {type(module).__name__} has no shape yet, as in lazy layers: give a function that"
                 " makes the module instead."
+            )
+
+
+def refuse_sparse(tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a net that keeps sparse tensors in its state, of which workers have rows and checkpoints files."""
+    for name, tensor in tensors.items():
+        if tensor.layout != torch.strided:
+            raise UserError(
+                f"the model's {name} is sparse, which no checkpoint can hold: make it dense, or register it as a buffer"
+                " with persistent=False."
             )
 
 

@@ -43,7 +43,7 @@ class Split(nn.Module):
         self.varying: tuple[str, ...] = ()
         """Modules that were seen, in train mode, to give a sample another output beside other samples."""
         self.mixes_samples = False
-        """Whether the net as a whole was seen to do so, BatchNorm apart, which leaves padding out."""
+        """Whether the net's outputs, or gradients, mix samples, BatchNorm apart, which leaves padding out."""
         self.moving: tuple[str, ...] = ()
         """Buffers that were seen to change in train mode: statistics, where others are constants or masks."""
         self.constants: tuple[str, ...] = ()

@@ -8,11 +8,18 @@ from torch import Tensor, nn
 
 from manyheads.errors import UserError, first_line, unknown
 from manyheads.models.dropout import Dropout
-from manyheads.models.layers import children, has_hooks, owns_parameters, replace_layers, unshare_layers
+from manyheads.models.layers import (
+    children,
+    has_hooks,
+    owns_parameters,
+    refuse_sparse,
+    replace_layers,
+    unshare_layers,
+)
 from manyheads.models.norm import own_batchnorm
-from manyheads.models.split import Split
+from manyheads.models.split import Split, statistics
 from manyheads.models.straight import straightened
-from manyheads.models.trials import alike, attempt, watched
+from manyheads.models.trials import alike, attempt, unwritten, watched
 from manyheads.randomness import torch_seed
 
 
@@ -31,9 +38,11 @@ def split(module: nn.Module, head: str | None, example: Tensor, *, known: bool =
             attempt(module.eval(), example)
             module.train(training)
         whole = _copied(module).eval()
+        kept = {**dict(whole.named_parameters()), **statistics(whole)}
+        refuse_sparse(kept)
         expected = None
         if not known:
-            with torch_seed(0):
+            with torch_seed(0), unwritten(kept):
                 expected = attempt(whole, example)
                 # The last batch of a pass, or a worker's test shard, may be a single sample.
                 attempt(whole, example[:1])

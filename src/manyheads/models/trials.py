@@ -2,8 +2,8 @@
 
 import copy
 from collections import Counter, deque
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
 from numbers import Number
 
@@ -17,7 +17,7 @@ from manyheads.models.layers import replace_layers
 from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split, statistics
 from manyheads.randomness import generator_states
-from manyheads.tree import as_bytes, clone
+from manyheads.tree import as_bytes, as_uint8, clone
 
 _TORCHS_OWN = vars(nn.Module()).keys()
 """Attributes that every module has: its tensors, its children, its hooks and its mode."""
@@ -34,6 +34,25 @@ def attempt(module: nn.Module, example: Tensor) -> Tensor:
         alone = ", even if it is alone in its batch (squeeze() would drop its row)" if single else ""
         raise UserError(f"the model must return one tensor with a row for every sample{alone}: change its forward.")
     return output
+
+
+@contextmanager
+def unwritten(tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Refuse a forward that writes to some of the net's tensors: scoring would change what is trained next."""
+    before, versions = clone(tensors), {name: _version(tensor) for name, tensor in tensors.items()}
+    yield
+    for name, tensor in tensors.items():
+        # An embedding with max_norm also writes where no row is too long as yet; .data leaves the version as it was.
+        if _version(tensor) != versions[name] or not torch.equal(as_uint8(tensor), as_uint8(before[name])):
+            raise UserError(
+                f"the model's forward writes to {name}: it may change nothing but buffers, and these only if"
+                " self.training; leave max_norm out of an nn.Embedding."
+            )
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor has been written to; not counted of those made inside inference_mode()."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def alike(output: Tensor, expected: Tensor) -> bool:
@@ -60,7 +79,7 @@ def watched(net: Split, example: Tensor) -> Split:
         torch.manual_seed(0)
         return attempt(trial, batch)
 
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), unwritten(dict(trial.named_parameters())):
         run(example)
         often, expected = {name for name, count in seen.calls.items() if count > 1}, dict(seen.first_rows)
         for layer in trial.modules():
@@ -96,11 +115,16 @@ def watched(net: Split, example: Tensor) -> Split:
         )
     net.random = tuple(seen.drew)
     net.moving = tuple(name for name, buffer in kept.items() if not torch.equal(buffer, before[name]))
-    net.mixes_samples = not alike(beside_others[0], beside_itself[0])
+    net.mixes_samples = not alike(beside_others[0], beside_itself[0]) or any(map(_counts_words, net.modules()))
     net.varying = tuple(name for name, row in expected.items() if not alike(alone[name], row))
     repeated = {net.get_submodule(name) for name in often}
     replace_layers(net, lambda layer: nn.Dropout(layer.p) if isinstance(layer, Dropout) and layer in repeated else None)
     return net
+
+
+def _counts_words(layer: nn.Module) -> bool:
+    """Whether a word's gradient is divided by how often the word is in the batch."""
+    return isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.scale_grad_by_freq
 
 
 def _noted(net: nn.Module, kept: Mapping[str, Tensor]) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from manyheads.engine.cuda_graphs.footprint import footprint_of
 from manyheads.models.split import Split
@@ -17,6 +18,21 @@ class Peeks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x if x.sum().item() > 0 else -x
+
+
+class Recomputes(nn.Linear):
+    """Keeps no activations, but computes them again in its backward pass."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        output = checkpoint(super().forward, input, use_reentrant=False)
+        assert isinstance(output, Tensor)
+        return output
+
+
+def test_activation_checkpointing_is_not_captured() -> None:
+    """Its backward pass would find the module's weights in place of the recorded ones."""
+    net = split(nn.Sequential(nn.Linear(4, 3), Recomputes(3, 3), nn.Linear(3, 2)), None, torch.randn(2, 4))
+    assert footprint_of(net, (4,)).blocked == "representation.1"
 
 
 def test_a_footprint_counts_and_names_what_cannot_be_captured() -> None:

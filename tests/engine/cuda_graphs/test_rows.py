@@ -6,7 +6,7 @@ from manyheads.engine.cuda_graphs.rows import Layout
 
 
 def test_leaves_lie_apart_aligned_and_channels_last() -> None:
-    shapes = {"a": (3,), "w": (4, 2, 3, 3), "s": ()}
+    shapes = {"a": (3,), "w": (4, 2, 3, 3), "s": (), "none": (0, 3), "no_image": (2, 0, 3, 3)}
     layout = Layout(shapes, channels_last=True)
     flat = torch.zeros(2, layout.size)
     views = layout.views(flat)

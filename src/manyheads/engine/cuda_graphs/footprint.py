@@ -14,7 +14,7 @@ class Footprint:
     """What one pass over one sample takes."""
 
     blocked: str | None
-    """The module that failed without numbers: it would look at them, which a graph cannot do. None: there is none."""
+    """The module that failed: it looks at numbers, or computes some again in its backward pass. None: there is none."""
     activations: int
     """Numbers in the outputs of layers."""
     products: int
@@ -51,7 +51,8 @@ def footprint_of(model: Split, input_shape: tuple[int, ...]) -> Footprint:
     samples = 2
     blocked = None
     try:
-        with torch.no_grad():
+        # Activation checkpointing, which hooks find out, would compute again with other weights than the recorded ones.
+        with torch.enable_grad(), torch.autograd.graph.disable_saved_tensors_hooks("this cannot be recorded"):
             net(torch.empty(samples, *input_shape, dtype=dtype, device="meta"))
     except (RuntimeError, NotImplementedError, ValueError, TypeError):
         blocked = inside[-1] if inside else "the model"

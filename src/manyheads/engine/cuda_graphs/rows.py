@@ -35,9 +35,9 @@ class Layout:
             part = flat[:, self.offsets[name] : self.offsets[name] + prod(shape)]
             if self.channels_last and len(shape) == 4:
                 out, channels, height, width = shape
-                leaves[name] = part.view(-1, out, height, width, channels).permute(0, 1, 4, 2, 3)
+                leaves[name] = part.view(len(flat), out, height, width, channels).permute(0, 1, 4, 2, 3)
             else:
-                leaves[name] = part.view(-1, *shape)
+                leaves[name] = part.view(len(flat), *shape)
         return leaves
 
 
