@@ -77,6 +77,7 @@ def test_every_field_by_its_definition(lab, order):
         assert record.accuracy_mean == pytest.approx(tested.mean())
         assert record.accuracy_std == pytest.approx(tested.std())
         assert record.accuracy_worst10 == pytest.approx(tested.min())
+        assert record.accuracy_by_samples == pytest.approx(np.average(tested, weights=federation.test.sizes[:3]))
         assert record.workers_without_test == 1
         accuracy_before, _ = worker_scores(session, before, federation.test)
         assert record.accuracy_before_mixing == pytest.approx(np.mean(accuracy_before[:3]))
@@ -112,7 +113,7 @@ def test_processes_tell_each_other_recorded_scores_alone(lab, monkeypatch):
     monkeypatch.setattr(InProcess, "gather", gather)
     (record,) = train(lab.tiny(DPSGD(), data=uneven(lab), validation=0.2, rounds=1), lab.cpu)
     # After the losses of the round's only phase, the times of workers and messages, and how far apart workers are.
-    *_, accuracy, before, train_loss, held_out, _bytes = told
+    *_, accuracy, before, train_loss, held_out, _counts, _bytes = told
     for scores, mean in (
         (accuracy, record.accuracy_mean),
         (before, record.accuracy_before_mixing),

@@ -15,7 +15,7 @@ from manyheads.checkpoint import latest_round
 from manyheads.data.shards import Shards
 from manyheads.engine.phase import SGD, Epochs, Phase
 from manyheads.errors import Diverged
-from manyheads.metrics.accuracy import summarise
+from manyheads.metrics.accuracy import by_samples, summarise
 from manyheads.metrics.similarity import mean_cosines
 from manyheads.metrics.spread import consensus
 from manyheads.record import Record
@@ -149,7 +149,10 @@ def measure(session: Session, before: State, trained: State, mixed: State, end: 
     if session.experiment.validation > 0:
         scores["accuracy_validation"] = score(end, federation.validation, "metric")
     values["accuracy_mean"], values["accuracy_std"], values["accuracy_worst10"] = summarise(*accuracy)
-    _, tested = accuracy
+    scored, tested = accuracy
+    if ctx.network.may_gather_private:
+        counts = ctx.network.gather(torch.tensor(federation.test.sizes))
+        values["accuracy_by_samples"] = by_samples(scored, counts)
     values["workers_without_test"] = int((~tested).sum())
     values |= {name: summarise(*found)[0] for name, found in scores.items()}
     return values, {name: _listed(*found) for name, found in {"accuracy": accuracy, **scores}.items()}

@@ -20,8 +20,10 @@ class Record:
     """Population deviation over workers."""
     accuracy_worst10: float
     """Mean of the lowest tenth of the workers (rounded up)."""
+    accuracy_by_samples: float | None = None
+    """``accuracy_mean`` with every worker counted by its test samples; None in sites, which keep their number."""
     accuracy_before_mixing: float
-    """The same mean between local training and mixing."""
+    """``accuracy_mean`` between local training and mixing."""
     accuracy_validation: float | None
     """On the held-out part of the train shards; None without one."""
     majority_floor: float | None

@@ -1,4 +1,4 @@
-"""Mean, spread and worst tenth of the workers' scores."""
+"""Mean, spread and worst tenth of the workers' scores, and their mean over samples."""
 
 from math import ceil, isnan
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import strategies as st
 
-from manyheads.metrics.accuracy import summarise
+from manyheads.metrics.accuracy import by_samples, summarise
 
 
 def test_by_hand():
@@ -34,3 +34,10 @@ def test_the_worst_tenth_is_rounded_up(scores):
     _, _, worst = summarise(given, torch.ones(len(scores), dtype=torch.bool))
     lowest = sorted(scores)[: ceil(len(scores) / 10)]
     assert worst == pytest.approx(sum(lowest) / len(lowest))
+
+
+def test_the_mean_over_samples_is_what_all_of_them_together_score():
+    """Of 2 samples one right, of 8 six, and a worker without any: 7 of 10."""
+    scores, counts = torch.tensor([0.5, float("nan"), 0.75]), torch.tensor([2, 0, 8])
+    assert by_samples(scores, counts) == pytest.approx(0.7)
+    assert isnan(by_samples(scores, torch.zeros(3, dtype=torch.int64)))

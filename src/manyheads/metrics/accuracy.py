@@ -1,4 +1,4 @@
-"""One number out of every worker's score: mean, spread, worst tenth."""
+"""One number out of every worker's score: mean, spread, worst tenth, mean over samples."""
 
 from math import ceil
 
@@ -14,3 +14,9 @@ def summarise(scores: Tensor, there: Tensor) -> tuple[float, float, float]:
         return nan, nan, nan
     lowest = kept.sort().values[: ceil(len(scores) / 10)]
     return float(kept.mean()), float(kept.std(correction=0)), float(lowest.mean())
+
+
+def by_samples(scores: Tensor, counts: Tensor) -> float:
+    """Mean of scores [N], each counted as often as its worker has samples [N]; NaN if nobody has any."""
+    kept = counts > 0
+    return float((scores[kept] * counts[kept]).sum() / counts[kept].sum())

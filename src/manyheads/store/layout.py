@@ -85,9 +85,11 @@ _NEEDED: dict[str, dict[str, Any]] = {
     SIZES: {"train": [_COUNT], "test": [_COUNT]},
 }
 """File -> the keys that it, or every line of it, must have, and their kinds."""
+_NOT_IN_ALL = {spec.name: _METRIC for spec in fields(Record) if spec.default is None}
 _ALLOWED: dict[str, dict[str, Any]] = {
+    METRICS: _NOT_IN_ALL,
     MODEL: {"first_worker": _COUNT, "num_workers": _POSITIVE},
-    SUMMARY: {"notes": [str], "runtime": dict, "title": str, "evaluated_rounds": _COUNT},
+    SUMMARY: {"notes": [str], "runtime": dict, "title": str, "evaluated_rounds": _COUNT, **_NOT_IN_ALL},
 }
 """Keys that may be missing, and their kinds."""
 
