@@ -115,7 +115,13 @@ class Problem:
             return {name: torch.randint(0, 2, leaf.shape, dtype=torch.uint8) for name, leaf in self.params.items()}
 
 
-SMALL_NETS = {"batchnorm": normed, "centred": centred, "summed": summed, "narrow-dnn": narrow_dnn}
+def smooth(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
+    """Activations whose last bits torch rounds otherwise where they fill no vector."""
+    layers = [nn.Flatten(), nn.Linear(prod(input_shape), 7), nn.GELU(), nn.Linear(7, 5), nn.ELU(), nn.Linear(5, 3)]
+    return nn.Sequential(*layers, nn.SiLU(), nn.Dropout(0.2), nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, num_outputs))
+
+
+SMALL_NETS = {"batchnorm": normed, "centred": centred, "summed": summed, "narrow-dnn": narrow_dnn, "smooth": smooth}
 
 
 def make_problem(

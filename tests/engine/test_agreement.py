@@ -67,6 +67,7 @@ SMALL = {
     "mlp-all-head": (("loop", "chain", "vmap"), {"net": "mlp:12,8", "head": "all"}),
     "mlp-no-head": (("loop", "chain", "vmap"), {"net": "mlp:12,8", "head": "none"}),
     "dnn": (("loop", "chain", "vmap"), {"net": "narrow-dnn"}),
+    "smooth": (("loop", "chain", "vmap"), {"net": "smooth"}),
     "dnn-deep-head": (("loop", "chain", "vmap"), {"net": "narrow-dnn", "head": "fc3"}),
     "cnn": (("loop", "vmap"), {"net": "cnn", "sizes": (7, 3, 9)}),
     "batchnorm": (("loop", "vmap"), {"net": "batchnorm"}),

@@ -26,10 +26,17 @@ KERNELS = {
     "mlp-odd": ("loop", "chain"),
     "mlp-column": ("loop", "chain"),
     "dnn": ("loop", "chain"),
+    "smooth": ("loop", "chain"),
     "batchnorm": ("loop", "vmap"),
     "centred": ("loop",),
 }
-NETS = {"mlp": "mlp:12,8", "dnn": "narrow-dnn", "mlp-odd": "mlp:25,21,17", "mlp-column": "mlp:120,1,120"}
+NETS = {
+    "mlp": "mlp:12,8",
+    "dnn": "narrow-dnn",
+    "mlp-odd": "mlp:25,21,17",
+    "mlp-column": "mlp:120,1,120",
+    "smooth": "smooth",
+}
 """The odd one's rows begin nowhere in particular; the column's products are sometimes those with a vector."""
 RUNS = [(net, kind) for net, kinds in KERNELS.items() for kind in kinds]
 

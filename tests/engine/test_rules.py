@@ -19,6 +19,13 @@ LAYERS = {
     "convolution": (nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 7, 6)),
     "pooling": (nn.MaxPool2d(2), (2, 7, 6)),
     "relu": (nn.ReLU(), (2, 3)),
+    "elu": (nn.ELU(0.7), (2, 3)),
+    "gelu": (nn.GELU(), (2, 3)),
+    "gelu by tanh": (nn.GELU(approximate="tanh"), (2, 3)),
+    "leaky relu": (nn.LeakyReLU(0.2), (2, 3)),
+    "sigmoid": (nn.Sigmoid(), (2, 3)),
+    "silu": (nn.SiLU(), (2, 3)),
+    "tanh": (nn.Tanh(), (2, 3)),
     "flatten": (nn.Flatten(), (2, 7, 6)),
 }
 
@@ -104,11 +111,41 @@ class Doubled(nn.Linear):
 
 @pytest.mark.parametrize(
     "layer",
-    [Doubled(2, 2), nn.Flatten(0), nn.Conv2d(2, 2, 1, groups=2), nn.MaxPool2d(3, stride=2), nn.GELU(), nn.Sequential()],
+    [
+        Doubled(2, 2),
+        nn.Flatten(0),
+        nn.Conv2d(2, 2, 1, groups=2),
+        nn.MaxPool2d(3, stride=2),
+        nn.Softsign(),
+        nn.Sequential(),
+    ],
     ids=lambda layer: type(layer).__name__,
 )
 def test_layers_without_a_rule(layer: nn.Module) -> None:
     assert rule_for("layer", layer, {}) is None
+
+
+@pytest.mark.parametrize("layer", [nn.ELU(), nn.GELU(), nn.LeakyReLU(), nn.Sigmoid(), nn.SiLU(), nn.Tanh()], ids=repr)
+def test_a_worker_s_bits_do_not_depend_on_those_beside_it(layer: nn.Module) -> None:
+    """torch computes what fills no vector by other means, and rounds it otherwise."""
+    rule = rule_for("layer", layer, {})
+    assert rule is not None
+    x, d = (torch.randn(5, 3, 7, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    output, saved = rule.forward(x, {})
+    back = rule.backward(d, saved)
+    for worker in range(5):
+        own = slice(worker, worker + 1)
+        alone, its = rule.forward(x[own], {})
+        assert torch.equal(alone, output[own]) and torch.equal(rule.backward(d[own], its), back[own])
+
+
+def test_a_layer_that_works_in_place_leaves_its_input_alone() -> None:
+    for layer in (nn.ELU(inplace=True), nn.LeakyReLU(inplace=True), nn.SiLU(inplace=True)):
+        rule, x = rule_for("layer", layer, {}), torch.randn(WORKERS, BATCH, 16)
+        before = x.clone()
+        assert rule is not None
+        rule.forward(x, {})
+        assert torch.equal(x, before)
 
 
 class Cubed(nn.ReLU):

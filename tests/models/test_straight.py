@@ -70,6 +70,13 @@ def plain(way: Callable[[Net, Tensor], Tensor]) -> nn.Module:
 STRAIGHT = {
     "modules": plain(lambda net, x: net.out(net.act(net.second(net.act(net.first(x.flatten(1))))))),
     "functions": plain(lambda net, x: net.out(F.relu(net.second(torch.relu(net.first(torch.flatten(x, 1))))))),
+    "smooth functions": plain(
+        lambda net, x: net.out(F.gelu(net.second(torch.tanh(net.first(torch.flatten(x, 1)))), approximate="tanh"))
+    ),
+    "functions with numbers": plain(
+        lambda net, x: net.out(F.elu(net.second(F.leaky_relu(net.first(x.flatten(1)), 0.2)), alpha=0.5))
+    ),
+    "smooth methods": plain(lambda net, x: net.out(F.silu(net.second(net.first(x.flatten(1)).tanh())).sigmoid())),
     "methods": plain(lambda net, x: net.out(net.second(net.first(x.view(x.size(0), -1)).relu()).relu())),
     "reshape": plain(lambda net, x: net.out(net.second(net.first(x.reshape(x.shape[0], -1))))),
     "sizes": plain(lambda net, x: net.out(net.second(net.first(x.view(-1, 6))))),
@@ -124,7 +131,7 @@ CROOKED = {
     "a sum": lambda net, x: net.out(net.second(y := net.first(x.flatten(1))) + y),
     "the same layer twice": lambda net, x: net.out(net.second(net.second(net.first(x.flatten(1))))),
     "a number": lambda net, x: net.out(net.second(2 * net.first(x.flatten(1)))),
-    "another function": lambda net, x: net.out(net.second(torch.tanh(net.first(x.flatten(1))))),
+    "another function": lambda net, x: net.out(net.second(torch.sin(net.first(x.flatten(1))))),
     "a look at the numbers": lambda net, x: net.out(net.second(net.first(x.flatten(1)))) if x.sum() < 99 else x,
     "other layers in training": lambda net, x: net.out(
         net.act(net.second(net.first(x.flatten(1)))) if net.training else net.second(net.first(x.flatten(1)))

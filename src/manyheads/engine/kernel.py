@@ -14,7 +14,7 @@ from manyheads.models.norm import BatchNorm
 from manyheads.models.split import Split
 from manyheads.tree import Buffers, Params, group
 
-_VECTORS = 64
+VECTORS = 64
 """Numbers that fill every processor's vectors, of which torch takes up to four at a time."""
 
 
@@ -88,7 +88,7 @@ def in_a_row(stacked: Tensor) -> Tensor:
     a sample by the workers that come after it. More samples at the end leave nothing over.
     """
     samples = stacked.flatten(0, 1)
-    missing = -len(samples) % _VECTORS if samples.device.type == "cpu" else 0
+    missing = -len(samples) % VECTORS if samples.device.type == "cpu" else 0
     return torch.cat([samples, samples[:1].detach().expand(missing, *samples.shape[1:])]) if missing else samples
 
 

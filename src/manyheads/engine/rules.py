@@ -1,14 +1,16 @@
 """Layers with backward rules written by hand, over inputs [A, B, ...] of A stacked workers: one product a layer."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from manyheads.engine.images import from_patches, has_patches, has_windows, matrix, patches, pool, unpool
+from manyheads.engine.kernel import VECTORS
 from manyheads.models.dropout import Dropout, dropout_mask
 from manyheads.tree import Params
 
@@ -179,6 +181,61 @@ class ReLURule(Rule):
 
 
 @dataclass(frozen=True)
+class _Activation:
+    """A function of single numbers, and its gradient from that of its output, its input and its output."""
+
+    forward: Callable[[Any, Tensor], Tensor]
+    backward: Callable[[Any, Tensor, Tensor, Tensor], Tensor]
+
+
+_aten = torch.ops.aten
+_ACTIVATIONS: dict[type[nn.Module], _Activation] = {
+    nn.ELU: _Activation(
+        lambda layer, x: functional.elu(x, layer.alpha),
+        lambda layer, d, x, y: _aten.elu_backward(d, layer.alpha, 1, 1, False, x),
+    ),
+    nn.GELU: _Activation(
+        lambda layer, x: functional.gelu(x, approximate=layer.approximate),
+        lambda layer, d, x, y: _aten.gelu_backward(d, x, approximate=layer.approximate),
+    ),
+    nn.LeakyReLU: _Activation(
+        lambda layer, x: functional.leaky_relu(x, layer.negative_slope),
+        lambda layer, d, x, y: _aten.leaky_relu_backward(d, x, layer.negative_slope, False),
+    ),
+    nn.Sigmoid: _Activation(lambda layer, x: x.sigmoid(), lambda layer, d, x, y: _aten.sigmoid_backward(d, y)),
+    nn.SiLU: _Activation(lambda layer, x: functional.silu(x), lambda layer, d, x, y: _aten.silu_backward(d, x)),
+    nn.Tanh: _Activation(lambda layer, x: x.tanh(), lambda layer, d, x, y: _aten.tanh_backward(d, y)),
+}
+
+
+@dataclass(frozen=True)
+class ActivationRule(Rule):
+    channels = "any"
+    layer: nn.Module
+
+    def forward(self, x: Tensor, keys: Keys) -> tuple[Tensor, Saved]:
+        numbers = _evenly(x)
+        output = _ACTIVATIONS[type(self.layer)].forward(self.layer, numbers)
+        return _shaped(output, x), (numbers, output)
+
+    def backward(self, d: Tensor, saved: Saved) -> Tensor:
+        return _shaped(_ACTIVATIONS[type(self.layer)].backward(self.layer, _evenly(d), *saved), d)
+
+
+def _evenly(x: Tensor) -> Tensor:
+    """The numbers of a tensor, on a CPU in a row that fills its vectors: see ``in_a_row``."""
+    if x.device.type != "cpu":
+        return x
+    numbers = x.reshape(-1)
+    missing = -len(numbers) % VECTORS
+    return torch.cat([numbers, numbers.new_zeros(missing)]) if missing else numbers
+
+
+def _shaped(numbers: Tensor, like: Tensor) -> Tensor:
+    return numbers[: like.numel()].view(like.shape) if like.device.type == "cpu" else numbers
+
+
+@dataclass(frozen=True)
 class DropoutRule(Rule):
     key: str
     p: float
@@ -231,6 +288,8 @@ def rule_for(name: str, layer: nn.Module, params: Params) -> Rule | None:
         return FlattenRule()
     if type(layer) is nn.ReLU:
         return ReLURule()
+    if type(layer) in _ACTIVATIONS:
+        return ActivationRule(layer)
     if type(layer) is Dropout:
         return DropoutRule(f"{name}.key", layer.p)
     return None

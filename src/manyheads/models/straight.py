@@ -17,7 +17,19 @@ from manyheads.models.layers import children, has_hooks
 from manyheads.models.split import Split
 from manyheads.models.trials import alike
 
-_PLAIN = (nn.ReLU, nn.Flatten, nn.MaxPool2d)
+_FUNCTIONS: dict[Any, type[nn.Module]] = {
+    F.elu: nn.ELU,
+    F.gelu: nn.GELU,
+    F.leaky_relu: nn.LeakyReLU,
+    F.max_pool2d: nn.MaxPool2d,
+    F.relu: nn.ReLU,
+    F.silu: nn.SiLU,
+    torch.relu: nn.ReLU,
+    torch.sigmoid: nn.Sigmoid,
+    torch.tanh: nn.Tanh,
+}
+"""Functions that forward may apply, and the layers that do the same."""
+_PLAIN = frozenset({nn.Flatten, *_FUNCTIONS.values()})
 """Layers without tensors that forward may apply many times, or as functions."""
 
 Steps = list[tuple[str, nn.Module]]
@@ -119,6 +131,12 @@ class _TensorStandIn:
     def relu(self) -> "_TensorStandIn":
         return self.trace.apply(nn.ReLU())
 
+    def sigmoid(self) -> "_TensorStandIn":
+        return self.trace.apply(nn.Sigmoid())
+
+    def tanh(self) -> "_TensorStandIn":
+        return self.trace.apply(nn.Tanh())
+
     def flatten(self, start_dim: int, end_dim: int = -1) -> "_TensorStandIn":
         return self.trace.apply(nn.Flatten(start_dim, end_dim))
 
@@ -130,13 +148,11 @@ class _TensorStandIn:
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> "_TensorStandIn":
         (x, *rest), options = args, kwargs or {}
-        if function in (torch.relu, F.relu):
-            return x.relu()
         if function is torch.flatten:
             return x.flatten(*rest, **options)
-        if function is F.max_pool2d:
-            return x.trace.apply(nn.MaxPool2d(*rest, **options))
-        raise NotImplementedError(function)
+        if function not in _FUNCTIONS:
+            raise NotImplementedError(function)
+        return x.trace.apply(_FUNCTIONS[function](*rest, **options))
 
 
 def _compute_the_same(net: Split, straight: Split, example: Tensor) -> bool:

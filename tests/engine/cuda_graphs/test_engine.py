@@ -89,6 +89,14 @@ def other() -> nn.Module:
     )  # fmt: skip
 
 
+def smooth() -> nn.Module:
+    return named(
+        flat=nn.Flatten(), fc1=nn.Linear(32, 8), gelu=nn.GELU(), fc2=nn.Linear(8, 7), silu=nn.SiLU(),
+        drop=nn.Dropout(0.3), fc3=nn.Linear(7, 6), tanh=nn.Tanh(), fc4=nn.Linear(6, 5), sigmoid=nn.Sigmoid(),
+        fc5=nn.Linear(5, 4), leaky=nn.LeakyReLU(0.2), fc6=nn.Linear(4, CLASSES),
+    )  # fmt: skip
+
+
 def held() -> nn.Module:
     return named(
         flat=nn.Flatten(), fc1=nn.Linear(32, 8), relu1=nn.ReLU(), drop=nn.Dropout(0.3),
@@ -99,14 +107,14 @@ def held() -> nn.Module:
 def images() -> nn.Module:
     return named(
         conv1=nn.Conv2d(2, 4, 3, padding=1), relu1=nn.ReLU(), drop=nn.Dropout(0.3),
-        conv2=nn.Conv2d(4, 5, 2, 2, padding=(1, 0), bias=False), relu2=nn.ReLU(),
+        conv2=nn.Conv2d(4, 5, 2, 2, padding=(1, 0), bias=False), elu2=nn.ELU(0.5),
         pool=nn.MaxPool2d(2), flat=nn.Flatten(), fc1=nn.Linear(5, 8), relu3=nn.ReLU(), fc2=nn.Linear(8, CLASSES),
     )  # fmt: skip
 
 
 def convolutional() -> nn.Module:
     return named(
-        conv=nn.Conv2d(2, 4, 3, padding=1), gelu=nn.GELU(), pool=nn.MaxPool2d(2), flat=nn.Flatten(),
+        conv=nn.Conv2d(2, 4, 3, padding=1), soft=nn.Softsign(), pool=nn.MaxPool2d(2), flat=nn.Flatten(),
         drop=nn.Dropout(0.3), fc1=nn.Linear(16, 8), relu1=nn.ReLU(), fc2=nn.Linear(8, CLASSES),
     )  # fmt: skip
 
@@ -136,6 +144,7 @@ def hooked() -> nn.Module:
 NETS = {
     "chain": chain,
     "other": other,
+    "smooth": smooth,
     "held": held,
     "images": images,
     "convolutional": convolutional,
@@ -143,7 +152,7 @@ NETS = {
     "scaled": scaled,
     "hooked": hooked,
 }
-STACKED = ("chain", "other", "held", "images", "scaled")
+STACKED = ("chain", "other", "smooth", "held", "images", "scaled")
 
 
 def make_model(net: str, dtype: torch.dtype) -> Split:

@@ -45,7 +45,7 @@ def smooth(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
 
 def convolutional(input_shape: tuple[int, ...], num_outputs: int) -> nn.Module:
     """A net that is trained in slots for its convolution, its head on features that are computed once."""
-    first = (nn.Conv2d(1, 3, 3), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(27, 6))
+    first = (nn.Conv2d(1, 3, 3), nn.Softsign(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(27, 6))
     return nn.Sequential(*first, nn.ReLU(), nn.Linear(6, num_outputs))
 
 
