@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
+from manyheads.algorithms import REGISTRY, Algorithm, Join, get_algorithm
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
@@ -293,6 +293,10 @@ def check_algorithm(algorithm: Algorithm) -> None:
     if REGISTRY.get(algorithm.name, kind) is not kind:
         # Otherwise its runs could be taken for the other's.
         raise UserError(f"{kind.__name__} has the name of another algorithm, '{algorithm.name}': give it its own.")
+    for other in (*REGISTRY.values(), Join):
+        # As inherited from another: in tables and pictures nobody could tell the two apart.
+        if other.title == algorithm.title and other.name != algorithm.name:
+            raise UserError(f"{kind.__name__} has the title of {other.name}, '{other.title}': give it its own.")
     # Again, as a user's own algorithm may have a __post_init__ that does not call the base's.
     normalise_fields(algorithm)
     values, defaults = {name: getattr(algorithm, name) for name in field_kinds(kind)}, option_defaults(kind)

@@ -80,6 +80,7 @@ def scale(x, rng):
 class Gossip(DPSGD):
     {docstring}
     name = "gossip"
+    title = "Gossip"
 
     def mix(self, state, round, ctx):
         return {mixed}  # {comment}

@@ -194,7 +194,7 @@ class Algorithm(ABC):
     name: ClassVar[str] = ""
     """What commands and files call it: each has its own."""
     title: ClassVar[str] = ""
-    """What people call it."""
+    """What people call it: each has its own, as only this tells two rows of a table apart."""
     private: ClassVar[frozenset[str]] = frozenset()
     """Groups that never leave their worker."""
     exchange: ClassVar[Exchange] = "graph"
