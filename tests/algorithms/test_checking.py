@@ -155,6 +155,25 @@ def test_a_state_is_not_changed_in_place(lab: SimpleNamespace, order: str) -> No
         list(train(lab.tiny(kind(), rounds=1), lab.cpu))
 
 
+def test_work_that_nobody_would_count_is_refused(lab: SimpleNamespace) -> None:
+    """It would take no simulated time."""
+
+    def made(local: Any, **held: Any) -> Algorithm:
+        return dataclass(frozen=True, kw_only=True)(type("Broken", (Sound,), {"local": local, **held}))()
+
+    def silent(self: Algorithm, state: State, round: int, ctx: Context) -> Any:
+        return train_whole(state, round, ctx, Epochs(1), None)[0], {}
+
+    def idle(self: Algorithm, state: State, round: int, ctx: Context) -> Any:
+        return train_whole(state, round, ctx, Epochs(0), None)
+
+    says = r"^sound: local moves .*fc1\.weight, but its log is empty, so .* no simulated time: return the log of"
+    for order in ("train-mix", "mix-train"):
+        with pytest.raises(UserError, match=says):
+            list(train(lab.tiny(made(silent, order=order), rounds=1), lab.cpu))
+    assert list(train(lab.tiny(made(idle), rounds=1), lab.cpu)), "nothing moves"
+
+
 def test_a_sound_one_passes(lab: SimpleNamespace) -> None:
     assert len(list(train(lab.tiny(Sound(), rounds=2), lab.cpu))) == 2
 
