@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.algorithms import REGISTRY, Algorithm, Join, get_algorithm
+from manyheads.algorithms import REGISTRY, Algorithm, Join, find_algorithm, get_algorithm
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
@@ -290,7 +290,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise UserError(f"algorithm {shown(algorithm)} is not an algorithm object: give one such as DePRL().")
     check_class(algorithm, taken={spec.name for owner in (Experiment, Runtime) for spec in fields(owner)})
     kind = type(algorithm)
-    if REGISTRY.get(algorithm.name, kind) is not kind:
+    if find_algorithm(algorithm.name) not in (None, kind):
         # Otherwise its runs could be taken for the other's.
         raise UserError(f"{kind.__name__} has the name of another algorithm, '{algorithm.name}': give it its own.")
     for other in (*REGISTRY.values(), Join):

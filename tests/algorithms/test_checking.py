@@ -1,6 +1,7 @@
 """An algorithm of one's own that gives back what it must not: one line, in its first round."""
 
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -216,6 +217,13 @@ MISTAKEN = {
     r"models of Odd is not a method: write def models\(self, state, ctx\)": {"models": None},
     "Odd has no name: give it one, such as name: ClassVar": {"name": ""},
     "Odd has no title: give it one, such as title: ClassVar": {"title": ""},
+    **{
+        rf"name of Odd '{re.escape(name)}' will not do for commands and folders: give lower-case letters": {
+            "name": name
+        }
+        for name in ("a/b", "two words", "Upper", "-x", ".x", "..", "ä", "x*", "x,y")
+    },
+    "Odd has the name of another algorithm, 'join': give it its own": {"name": "join"},
     "name of Odd is declared as an option: write name: ClassVar": {"name": "odd", "__annotations__": {"name": str}},
     "private of Odd is declared as an option: write private: ClassVar": {
         "__annotations__": {"private": frozenset[str]}
@@ -245,6 +253,12 @@ def test_mistakes_in_a_class_are_told_before_anything_runs(monkeypatch: pytest.M
     monkeypatch.setitem(REGISTRY, kind.name, kind)
     with pytest.raises(UserError, match=says):
         options.add_options(Parser())
+
+
+@pytest.mark.parametrize("name", ["x", "2nd", "d-psgd-2", "fed_per", "fedper-1.5"])
+def test_names_that_make_folders_are_taken(name: str) -> None:
+    kind = dataclass(frozen=True, kw_only=True)(type("Even", (Sound,), {"name": name}))
+    assert Experiment(algorithm=kind()).algorithm.name == name
 
 
 def test_what_is_private_may_be_a_plain_set_and_methods_static(lab: SimpleNamespace) -> None:

@@ -192,7 +192,7 @@ class Algorithm(ABC):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     """Its options. Every algorithm is a dataclass; this base, which has no options, is not."""
     name: ClassVar[str] = ""
-    """What commands and files call it: each has its own."""
+    """What commands and folders call it: each has its own, of lower-case letters, digits, ``-``, ``_`` and ``.``."""
     title: ClassVar[str] = ""
     """What people call it: each has its own, as only this tells two rows of a table apart."""
     private: ClassVar[frozenset[str]] = frozenset()

@@ -1,5 +1,6 @@
 """Checks of an algorithm's class and of what its methods return: it may be the user's own, and mistaken."""
 
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -46,6 +47,11 @@ def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
     for name in ("name", "title"):
         if not getattr(algorithm, name):
             raise UserError(f"{own} has no {name}: give it one, such as {name}: ClassVar[str] = '{own.lower()}'.")
+    if not re.fullmatch("[a-z0-9][a-z0-9._-]*", algorithm.name):
+        raise UserError(
+            f"name of {own} {algorithm.name!r} will not do for commands and folders: give lower-case letters,"
+            " digits, -, _ and ., a letter or digit first."
+        )
     for name in sorted(options.intersection(taken)):
         raise UserError(f"{own} has an option called {name}, which every run already has: rename it.")
     _check_methods(type(algorithm))
