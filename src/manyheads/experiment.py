@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.algorithms import REGISTRY, Algorithm, Join, find_algorithm, get_algorithm
+from manyheads.algorithms import Algorithm, Join, find_algorithm, get_algorithm, registered
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
@@ -293,7 +293,7 @@ def check_algorithm(algorithm: Algorithm) -> None:
     if find_algorithm(algorithm.name) not in (None, kind):
         # Otherwise its runs could be taken for the other's.
         raise UserError(f"{kind.__name__} has the name of another algorithm, '{algorithm.name}': give it its own.")
-    for other in (*REGISTRY.values(), Join):
+    for other in (*registered().values(), Join):
         # As inherited from another: in tables and pictures nobody could tell the two apart.
         if other.title == algorithm.title and other.name != algorithm.name:
             raise UserError(f"{kind.__name__} has the title of {other.name}, '{other.title}': give it its own.")

@@ -261,6 +261,20 @@ def test_names_that_make_folders_are_taken(name: str) -> None:
     assert Experiment(algorithm=kind()).algorithm.name == name
 
 
+@pytest.mark.parametrize(("given", "what"), [(Sound(), r"\(Sound\)"), (dict, "<class 'dict'>"), ("sound", "'sound'")])
+def test_what_is_registered_is_a_class(monkeypatch: pytest.MonkeyPatch, given: Any, what: str) -> None:
+    monkeypatch.setitem(REGISTRY, "sound", given)
+    says = rf"^REGISTRY\['sound'\] is {what}, which is no class of an algorithm: register the class itself, as in REG"
+    for use in (
+        lambda: options.add_options(Parser()),
+        lambda: Experiment.from_json('{"algorithm": {"name": "sound"}}'),
+        lambda: attribute_of("sound", {}, "num_models"),
+        lambda: Experiment(algorithm=Sound()),
+    ):
+        with pytest.raises(UserError, match=says):
+            use()
+
+
 def test_what_is_private_may_be_a_plain_set_and_methods_static(lab: SimpleNamespace) -> None:
     @dataclass(frozen=True, kw_only=True)
     class Plain(Sound):

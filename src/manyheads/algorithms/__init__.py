@@ -14,7 +14,8 @@ from manyheads.algorithms.fedrep import FedRep
 from manyheads.algorithms.fedrod import FedRoD
 from manyheads.algorithms.join import Join
 from manyheads.algorithms.local import Local
-from manyheads.errors import unknown
+from manyheads.checks import shown
+from manyheads.errors import UserError, unknown
 
 REGISTRY: dict[str, type[Algorithm]] = {
     kind.name: kind for kind in (DePRL, DPSGD, DisPFL, FedAvg, FedRep, Ditto, FedRoD, Local)
@@ -22,12 +23,24 @@ REGISTRY: dict[str, type[Algorithm]] = {
 """Every algorithm by name. Command line, files, contract tests and the distributed test follow from it."""
 
 
+def registered() -> dict[str, type[Algorithm]]:
+    """The registry, in which the user's own may be: what is no class is refused."""
+    for name, kind in REGISTRY.items():
+        given: object = kind
+        if not (isinstance(given, type) and issubclass(given, Algorithm)):
+            raise UserError(
+                f"REGISTRY['{name}'] is {shown(given)}, which is no class of an algorithm: register the class itself,"
+                " as in REGISTRY[DePRL.name] = DePRL."
+            )
+    return REGISTRY
+
+
 def find_algorithm(name: str) -> type[Algorithm] | None:
     """The algorithm called ``name`` in an experiment on disk: a registered one, or Join for runs of new workers.
 
     None: a user's own that is not registered.
     """
-    return Join if name == Join.name else REGISTRY.get(name)
+    return Join if name == Join.name else registered().get(name)
 
 
 def get_algorithm(name: str) -> type[Algorithm]:
@@ -75,5 +88,6 @@ __all__ = [
     "attribute_of",
     "find_algorithm",
     "get_algorithm",
+    "registered",
     "title_of",
 ]

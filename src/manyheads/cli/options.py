@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.algorithms import REGISTRY, Algorithm, registered
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import making
 from manyheads.checks import field_kinds
@@ -249,7 +249,7 @@ def _add(group: Any, option: Option, text: str, several: bool) -> None:
 def _algorithm_options() -> dict[str, dict[str, Option]]:
     """Option name -> algorithm name -> the option as that algorithm has it."""
     found: dict[str, dict[str, Option]] = {}
-    for algorithm, kind in REGISTRY.items():
+    for algorithm, kind in registered().items():
         with making(kind, {}):
             check_algorithm(kind())
         for name, option in options_of(kind).items():
