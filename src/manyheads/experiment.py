@@ -333,11 +333,7 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
                     " with it."
                 )
     else:
-        try:
-            kind = get_algorithm(name)
-        except UserError as error:
-            own = "Give one of your own in Python, as Run.open(path, algorithm=...), or this command through the file"
-            raise UserError(f"{error} {own} that registers it, as python FILE.py ...") from None
+        kind = get_algorithm(name)
     known = field_kinds(kind)
     for name in options:
         if name not in known:

@@ -47,8 +47,15 @@ def get_algorithm(name: str) -> type[Algorithm]:
     """The same; an unknown name is an error."""
     found = find_algorithm(name)
     if found is None:
-        raise unknown("algorithm", name, REGISTRY)
+        raise unknown_algorithm(name)
     return found
+
+
+def unknown_algorithm(name: str) -> UserError:
+    """The error for a name that is not in the registry, with what to do if it is that of one's own."""
+    own = "For one of your own give this command through the file that registers it, as python FILE.py ..., or in"
+    also = "Python the object, as in Run.open(path, algorithm=...)."
+    return UserError(f"{unknown('algorithm', name, REGISTRY)} {own} {also}")
 
 
 def attribute_of(name: str, options: Mapping[str, Any], about: str) -> Any:
@@ -90,4 +97,5 @@ __all__ = [
     "get_algorithm",
     "registered",
     "title_of",
+    "unknown_algorithm",
 ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from manyheads.algorithms import REGISTRY, Algorithm, registered
+from manyheads.algorithms import REGISTRY, Algorithm, registered, unknown_algorithm
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import making
 from manyheads.checks import field_kinds
@@ -180,7 +180,7 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
         names = [base.algorithm.name]
     for name in names:
         if name not in REGISTRY:
-            raise unknown("algorithm", name, REGISTRY)
+            raise unknown_algorithm(name)
     for name, owners in _algorithm_options().items():
         if name in args and not owners.keys() & set(names):
             raise UserError(
