@@ -7,7 +7,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from manyheads.errors import UserError
+from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
+from manyheads.network.processes import Processes
 from manyheads.topology import build_mixing
 
 GRAPHS = ["ring", "full", "star", "random:0.5", "exponential", "regular:3", "one-peer-exponential"]
@@ -183,6 +186,16 @@ def test_metrics_see_every_row():
         assert mean[name].dtype == torch.float64
         close(mean[name], leaf.double().mean(0))
     assert (net.num_workers, list(net.workers)) == (4, [0, 1, 2, 3])
+
+
+def test_one_tensor_is_gathered_at_a_time():
+    alone = Processes(None, 0, 1, "0", 1.0, torch.device("cpu"))
+    for net in (
+        network("full", 2),
+        Distributed(build_mixing("full", 2), frozenset(), alone, (range(2),)),
+    ):
+        with pytest.raises(UserError, match=r"^gather takes a tensor \[workers, \.\.\.\] and was given a dict: give"):
+            net.gather(tree(2))  # pyright: ignore[reportArgumentType]
 
 
 def test_of_nothing_nothing_is_sent():
