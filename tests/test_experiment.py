@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyheads.algorithms import DPSGD, DePRL, DisPFL, Ditto, FedAvg
+from manyheads.algorithms import DPSGD, REGISTRY, DePRL, DisPFL, Ditto, FedAvg
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment, Runtime, option_defaults
 from manyheads.recipes import RECIPES
@@ -170,6 +170,7 @@ class Written(DePRL):
     what: "Any" = None
 
     name: ClassVar[str] = "written"
+    title: ClassVar[str] = "Written"
 
 
 def test_the_options_of_an_algorithm_of_ones_own_may_be_typed_in_any_way():
@@ -183,6 +184,7 @@ class Given(DPSGD):
     """With an option that may be anything."""
 
     name: ClassVar[str] = "given"
+    title: ClassVar[str] = "Given"
     what: Any = None
 
 
@@ -214,6 +216,24 @@ def test_an_algorithm_of_ones_own_has_a_name_of_its_own():
 
     with pytest.raises(UserError, match="Variant has the name of another algorithm, 'deprl'"):
         Experiment(algorithm=Variant())
+
+
+@pytest.mark.parametrize(("base", "title"), [(DePRL, "DePRL"), (DPSGD, "New workers")])
+def test_an_algorithm_of_ones_own_has_a_title_of_its_own(monkeypatch, base, title):
+    """Two rows of a table, and two curves, would be called the same."""
+
+    def made(**held):
+        return dataclass(frozen=True, kw_only=True)(type("Variant", (base,), {"name": "variant", **held}))
+
+    taken = "join" if title == "New workers" else "deprl"
+    with pytest.raises(UserError, match=rf"^Variant has the title of {taken}, '{title}': give it its own\.$"):
+        Experiment(algorithm=made(title=title)())
+    kind = made(title="Variant")
+    for name in ("variant", "alias"):
+        monkeypatch.setitem(REGISTRY, name, kind)
+        assert Experiment(algorithm=kind()).algorithm == kind(), "it does not clash with itself"
+    with pytest.raises(UserError, match=r"^Another has the title of variant, 'Variant': give it its own\.$"):
+        Experiment(algorithm=type("Another", (kind,), {"name": "another"})())
 
 
 @pytest.mark.parametrize(
@@ -321,6 +341,7 @@ def test_passes_that_are_not_all_the_work_may_be_none():
     class Warm(DPSGD):
         warmup_epochs: int = 2
         name: ClassVar[str] = "warm"
+        title: ClassVar[str] = "Warm"
 
     assert Experiment(algorithm=Warm(warmup_epochs=0)).algorithm == Warm(warmup_epochs=0)
     with pytest.raises(UserError, match=r"^--epochs 0 would train nothing: give more\.$"):

@@ -114,6 +114,7 @@ def test_an_option_of_ones_own_algorithm_may_be_a_list(lab: SimpleNamespace) -> 
     @dataclass(frozen=True, kw_only=True)
     class Scheduled(DPSGD):
         name: ClassVar[str] = "scheduled"
+        title: ClassVar[str] = "Scheduled"
         rates: list[float] = field(default_factory=list)
 
     asked = [lab.tiny(Scheduled(rates=rates), seed=seed) for rates in ([0.1], [0.2]) for seed in (1, 2)]

@@ -217,6 +217,7 @@ def test_a_loss_of_minus_infinity_ends_the_run(lab):
     @dataclass(frozen=True, kw_only=True)
     class Overflowing(DPSGD):
         name: ClassVar[str] = "overflowing"
+        title: ClassVar[str] = "Overflowing"
 
         def local(self, state, round, ctx):
             state, log = super().local(state, round, ctx)

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyheads.algorithms import DPSGD
 from manyheads.experiment import Experiment
 from manyheads.own_code import changed, hashes
 
@@ -148,6 +150,22 @@ def test_a_class_is_its_functions_and_plain_attributes(change: dict[str, Any]) -
     for name, value in change.items():
         setattr(other, name, value)
     assert changed(before, hashes(Experiment(model=other()))) == "model"
+
+
+def test_the_title_of_an_algorithm_does_not_count_and_that_of_a_net_does() -> None:
+    """The one is only shown; the other may be anything."""
+
+    def made(base: type, **held: Any) -> Any:
+        return dataclass(frozen=True, kw_only=True)(type("Mine", (base,), {"__module__": "mine", **held}))
+
+    plain = {"name": "mine", "title": "Mine", "order": "mix-train"}
+    one, renamed, other = (
+        hashes(Experiment(algorithm=made(DPSGD, **{**plain, **changes})()))
+        for changes in ({}, {"title": "My own"}, {"order": "train-mix"})
+    )
+    assert one == renamed and changed(one, other) == "algorithm"
+    one, other = (hashes(Experiment(model=type("Net", (nn.Module,), {"__module__": "m", "title": t}))) for t in "ab")
+    assert changed(one, other) == "model"
 
 
 def test_the_attributes_of_a_class_have_no_order() -> None:

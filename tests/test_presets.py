@@ -62,6 +62,7 @@ def test_an_algorithm_of_ones_own_needs_values_of_its_own(monkeypatch: pytest.Mo
     @dataclass(frozen=True, kw_only=True)
     class Mine(DPSGD):
         name: ClassVar[str] = "mine"
+        title: ClassVar[str] = "Mine"
 
     monkeypatch.setitem(REGISTRY, "mine", Mine)
     assert _parse("mine", "--preset", "recipe") == _parse("mine")

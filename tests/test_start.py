@@ -227,6 +227,7 @@ def test_a_mistake_of_an_algorithm_is_told_before_anything_is_written(lab, tmp_p
     @dataclass(frozen=True, kw_only=True)
     class Misspelt(DPSGD):
         name: ClassVar[str] = "misspelt"
+        title: ClassVar[str] = "Misspelt"
         private: ClassVar[frozenset[str]] = frozenset({"haed"})
 
     with pytest.raises(UserError, match="haed"):

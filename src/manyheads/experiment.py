@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from manyheads.algorithms import REGISTRY, Algorithm, get_algorithm
+from manyheads.algorithms import Algorithm, Join, find_algorithm, get_algorithm, registered
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import check_class, making, prepared_net
 from manyheads.algorithms.deprl import DePRL
@@ -290,9 +290,13 @@ def check_algorithm(algorithm: Algorithm) -> None:
         raise UserError(f"algorithm {shown(algorithm)} is not an algorithm object: give one such as DePRL().")
     check_class(algorithm, taken={spec.name for owner in (Experiment, Runtime) for spec in fields(owner)})
     kind = type(algorithm)
-    if REGISTRY.get(algorithm.name, kind) is not kind:
+    if find_algorithm(algorithm.name) not in (None, kind):
         # Otherwise its runs could be taken for the other's.
         raise UserError(f"{kind.__name__} has the name of another algorithm, '{algorithm.name}': give it its own.")
+    for other in (*registered().values(), Join):
+        # As inherited from another: in tables and pictures nobody could tell the two apart.
+        if other.title == algorithm.title and other.name != algorithm.name:
+            raise UserError(f"{kind.__name__} has the title of {other.name}, '{other.title}': give it its own.")
     # Again, as a user's own algorithm may have a __post_init__ that does not call the base's.
     normalise_fields(algorithm)
     values, defaults = {name: getattr(algorithm, name) for name in field_kinds(kind)}, option_defaults(kind)
@@ -329,11 +333,7 @@ def _read_algorithm(options: dict[str, Any], given: Algorithm | None) -> Algorit
                     " with it."
                 )
     else:
-        try:
-            kind = get_algorithm(name)
-        except UserError as error:
-            own = "Give one of your own in Python, as Run.open(path, algorithm=...), or this command through the file"
-            raise UserError(f"{error} {own} that registers it, as python FILE.py ...") from None
+        kind = get_algorithm(name)
     known = field_kinds(kind)
     for name in options:
         if name not in known:

@@ -8,6 +8,7 @@ from functools import cache, cached_property, partial
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
+from manyheads.algorithms import Algorithm
 from manyheads.errors import UserError
 from manyheads.experiment import FUNCTIONS, Experiment
 from manyheads.identity import described
@@ -47,7 +48,7 @@ def _hash(value: Any) -> str | None:
     """The hash of a function, a class or an object's class; None: it is not the user's.
 
     For a class its own functions and plain attributes count, not what these call or what it inherits. Docstrings,
-    comments and the place in the file do not count.
+    comments, the place in the file and an algorithm's title do not count.
     """
     value = _unwrapped(value)
     known = value if isinstance(value, (type, FunctionType)) else type(value)
@@ -71,7 +72,11 @@ def _unwrapped(value: Any) -> Any:
 
 
 def _of_class(kind: type) -> Iterator[Any]:
-    for name, value in sorted(vars(kind).items()):
+    held = dict(vars(kind))
+    if issubclass(kind, Algorithm):
+        # It is only shown.
+        held.pop("title", None)
+    for name, value in sorted(held.items()):
         for each in (value.fget, value.fset) if isinstance(value, property) else (_unwrapped(value),):
             if isinstance(each, FunctionType):
                 yield [name, *_of_function(each)]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyheads.algorithms import DPSGD, FedAvg, Local
+from manyheads.algorithms import DPSGD, Algorithm, FedAvg, Local
 from manyheads.algorithms.base import Rates, State, amount, run_phases
 from manyheads.algorithms.phases import WHOLE
 from manyheads.engine.phase import SGD, Epochs, Phase, Steps
@@ -150,6 +150,24 @@ def test_rows_are_numbers(lab: SimpleNamespace, rows: Any) -> None:
     ctx = lab.opened(lab.tiny(DPSGD())).ctx
     with pytest.raises(UserError, match=r"rows \(.*\) are not row numbers: give what ctx\.present\(round\) returns"):
         run_phases(ctx.initial, [], 0, ctx, rows)
+
+
+@pytest.mark.parametrize("algorithm", [DPSGD(), FedAvg(), Local()], ids=lambda algorithm: algorithm.exchange)
+def test_who_is_absent_does_not_train(lab: SimpleNamespace, algorithm: Algorithm) -> None:
+    """Or every number of a run with --worker-failure would be of another one."""
+    ctx = lab.opened(lab.tiny(algorithm, worker_failure=0.3)).ctx
+    phase = Phase("body", WHOLE, Steps(1), ctx.rates.sgd(0), ctx.objective)
+    there = {round: ctx.present(round) for round in range(20)}
+    whole = next(round for round, rows in there.items() if rows is None)
+    assert run_phases(ctx.initial, [phase], whole, ctx, None)[1]["body"].steps.tolist() == [1, 1, 1, 1]
+    round, present = next((round, rows) for round, rows in there.items() if rows is not None)
+    for rows in (present, present[1:], present[:0]):
+        assert run_phases(ctx.initial, [phase], round, ctx, rows)[1]["body"].steps.sum() == len(rows)
+    away = next(row for row in range(4) if row not in present)
+    for rows, row in ((None, away), (torch.tensor([*present, away]), away), (torch.tensor([4]), 4)):
+        says = rf"take in row {row}, whose worker is absent from round {round + 1}: give what ctx\.present\(round\)"
+        with pytest.raises(UserError, match=says):
+            run_phases(ctx.initial, [phase], round, ctx, rows)
 
 
 @pytest.mark.parametrize("exchange", ["server", "none"])

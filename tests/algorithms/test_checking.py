@@ -1,6 +1,7 @@
 """An algorithm of one's own that gives back what it must not: one line, in its first round."""
 
 import random
+import re
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -155,6 +156,25 @@ def test_a_state_is_not_changed_in_place(lab: SimpleNamespace, order: str) -> No
         list(train(lab.tiny(kind(), rounds=1), lab.cpu))
 
 
+def test_work_that_nobody_would_count_is_refused(lab: SimpleNamespace) -> None:
+    """It would take no simulated time."""
+
+    def made(local: Any, **held: Any) -> Algorithm:
+        return dataclass(frozen=True, kw_only=True)(type("Broken", (Sound,), {"local": local, **held}))()
+
+    def silent(self: Algorithm, state: State, round: int, ctx: Context) -> Any:
+        return train_whole(state, round, ctx, Epochs(1), None)[0], {}
+
+    def idle(self: Algorithm, state: State, round: int, ctx: Context) -> Any:
+        return train_whole(state, round, ctx, Epochs(0), None)
+
+    says = r"^sound: local moves .*fc1\.weight, but its log is empty, so .* no simulated time: return the log of"
+    for order in ("train-mix", "mix-train"):
+        with pytest.raises(UserError, match=says):
+            list(train(lab.tiny(made(silent, order=order), rounds=1), lab.cpu))
+    assert list(train(lab.tiny(made(idle), rounds=1), lab.cpu)), "nothing moves"
+
+
 def test_a_sound_one_passes(lab: SimpleNamespace) -> None:
     assert len(list(train(lab.tiny(Sound(), rounds=2), lab.cpu))) == 2
 
@@ -197,6 +217,13 @@ MISTAKEN = {
     r"models of Odd is not a method: write def models\(self, state, ctx\)": {"models": None},
     "Odd has no name: give it one, such as name: ClassVar": {"name": ""},
     "Odd has no title: give it one, such as title: ClassVar": {"title": ""},
+    **{
+        rf"name of Odd '{re.escape(name)}' will not do for commands and folders: give lower-case letters": {
+            "name": name
+        }
+        for name in ("a/b", "two words", "Upper", "-x", ".x", "..", "ä", "x*", "x,y")
+    },
+    "Odd has the name of another algorithm, 'join': give it its own": {"name": "join"},
     "name of Odd is declared as an option: write name: ClassVar": {"name": "odd", "__annotations__": {"name": str}},
     "private of Odd is declared as an option: write private: ClassVar": {
         "__annotations__": {"private": frozenset[str]}
@@ -226,6 +253,26 @@ def test_mistakes_in_a_class_are_told_before_anything_runs(monkeypatch: pytest.M
     monkeypatch.setitem(REGISTRY, kind.name, kind)
     with pytest.raises(UserError, match=says):
         options.add_options(Parser())
+
+
+@pytest.mark.parametrize("name", ["x", "2nd", "d-psgd-2", "fed_per", "fedper-1.5"])
+def test_names_that_make_folders_are_taken(name: str) -> None:
+    kind = dataclass(frozen=True, kw_only=True)(type("Even", (Sound,), {"name": name}))
+    assert Experiment(algorithm=kind()).algorithm.name == name
+
+
+@pytest.mark.parametrize(("given", "what"), [(Sound(), r"\(Sound\)"), (dict, "<class 'dict'>"), ("sound", "'sound'")])
+def test_what_is_registered_is_a_class(monkeypatch: pytest.MonkeyPatch, given: Any, what: str) -> None:
+    monkeypatch.setitem(REGISTRY, "sound", given)
+    says = rf"^REGISTRY\['sound'\] is {what}, which is no class of an algorithm: register the class itself, as in REG"
+    for use in (
+        lambda: options.add_options(Parser()),
+        lambda: Experiment.from_json('{"algorithm": {"name": "sound"}}'),
+        lambda: attribute_of("sound", {}, "num_models"),
+        lambda: Experiment(algorithm=Sound()),
+    ):
+        with pytest.raises(UserError, match=says):
+            use()
 
 
 def test_what_is_private_may_be_a_plain_set_and_methods_static(lab: SimpleNamespace) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manyheads import Experiment, Runtime
-from manyheads.algorithms import FedAvg
+from manyheads.algorithms import DPSGD, REGISTRY, FedAvg
 from manyheads.cli import main
 from manyheads.rounds import run as rounds_of
 from manyheads.session import open_session
@@ -83,15 +83,19 @@ def test_arrays_of_which_workers_keep_their_own_are_nothing_unusual(capsys, fini
     assert not any("--split" in line for line in _inspect(capsys, run))
 
 
-def test_a_run_of_an_algorithm_that_is_not_registered(capsys, finished: Path, tmp_path: Path) -> None:
+def test_a_run_of_an_algorithm_that_is_not_registered(
+    capsys, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = shutil.copytree(finished, tmp_path / "run")
     path = run / "experiment.json"
     path.write_text(path.read_text().replace('"name": "deprl"', '"name": "mine", "every": 3'))
     summary = (run / "summary.json").read_text()
-    for title, said in ("My own", "My own on digits: "), (None, "mine on digits: "):
+    for title, said in (None, "mine on digits: "), ("My own", "My own on digits: "):
         (run / "summary.json").write_text(json.dumps({**json.loads(summary), "title": title}))
         lines = [" ".join(line.split()) for line in _inspect(capsys, run)]
         assert lines[0].startswith(said) and "option --every 3" in lines
+    monkeypatch.setitem(REGISTRY, "mine", type("Mine", (DPSGD,), {"name": "mine", "title": "Renamed"}))
+    assert _inspect(capsys, run)[0].startswith("Renamed on digits: ")
 
 
 def test_damage(capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:

@@ -128,6 +128,20 @@ def test_mistakes_are_named(words: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("name", ["dfedper", "join"])
+def test_an_algorithm_of_ones_own_is_found_through_its_file(name: str) -> None:
+    """Wherever it is asked for: by its name, or by a run of it."""
+    own = "For one of your own give this command through the file that registers it, as python FILE.py ..., or in Pyth"
+    for ask in (
+        lambda: experiments(_parse(name)),
+        lambda: experiments(_parse("deprl", name, several=True)),
+        lambda: Experiment.from_json('{"algorithm": {"name": "dfedper"}}'),
+    ):
+        with pytest.raises(UserError, match=r"^unknown algorithm '\w+'\. ") as caught:
+            ask()
+        assert str(caught.value).count(own) == 1
+
+
 class Plain(Local):
     name = title = "plain"
 

@@ -7,7 +7,10 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from manyheads.errors import UserError
+from manyheads.network.distributed import Distributed
 from manyheads.network.in_process import InProcess
+from manyheads.network.processes import Processes
 from manyheads.topology import build_mixing
 
 GRAPHS = ["ring", "full", "star", "random:0.5", "exponential", "regular:3", "one-peer-exponential"]
@@ -174,6 +177,22 @@ def test_private_leaves_are_refused_before_anything_is_counted():
     assert net.mix(params, 0).keys() == params.keys()
 
 
+def test_slots_with_a_mask_give_the_neighbours_rows_one_by_one():
+    """As the design page promises."""
+    net, params = network("random:0.5", 6, link_failure=0.3, worker_failure=0.2, weights="lazy"), tree(6)
+    own = torch.eye(6, dtype=torch.float64)
+    slots = {name: torch.einsum("ij,i...->ij...", own, leaf) for name, leaf in params.items()}
+    mask = {name: torch.einsum("ij,i...->ij...", own, torch.ones_like(leaf)) for name, leaf in params.items()}
+    for round in range(4):
+        before, matrix = net.traffic.sent.copy(), torch.from_numpy(net.mixing.rows(round).dense())
+        for name, leaf in net.mix(slots, round, mask).items():
+            close(leaf, torch.einsum("ij,j...->ij...", (matrix > 0).double(), params[name]))
+        messages = ((matrix > 0).sum(0) - 1).numpy()
+        numbers = [leaf[0].numel() for leaf in params.values()]
+        each = sum(8 * count + -(-6 * count // 8) for count in numbers)
+        assert (net.traffic.sent - before).tolist() == (each * messages).tolist()
+
+
 def test_metrics_see_every_row():
     net, params = network("ring", 4), tree(4, torch.float32)
     values = torch.arange(4.0)
@@ -183,6 +202,16 @@ def test_metrics_see_every_row():
         assert mean[name].dtype == torch.float64
         close(mean[name], leaf.double().mean(0))
     assert (net.num_workers, list(net.workers)) == (4, [0, 1, 2, 3])
+
+
+def test_one_tensor_is_gathered_at_a_time():
+    alone = Processes(None, 0, 1, "0", 1.0, torch.device("cpu"))
+    for net in (
+        network("full", 2),
+        Distributed(build_mixing("full", 2), frozenset(), alone, (range(2),)),
+    ):
+        with pytest.raises(UserError, match=r"^gather takes a tensor \[workers, \.\.\.\] and was given a dict: give"):
+            net.gather(tree(2))  # pyright: ignore[reportArgumentType]
 
 
 def test_of_nothing_nothing_is_sent():

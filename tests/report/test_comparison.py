@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from manyheads.algorithms import DPSGD
+from manyheads.algorithms import DPSGD, REGISTRY
 from manyheads.errors import UserError
 from manyheads.report.comparison import open_comparison
 from manyheads.report.naming import shown, slugs
@@ -162,10 +162,14 @@ class Own(DPSGD):
     title = "My own"
 
 
-def test_an_algorithm_that_is_not_registered_has_its_title(tmp_path: Path, lab):
+def test_an_algorithm_that_is_not_registered_has_its_title(tmp_path: Path, lab, monkeypatch):
     session = lab.opened(lab.tiny(Own()))
     list(run(replace(session, runtime=replace(lab.cpu, out=tmp_path / "run"))))
     assert [system.label for system in open_comparison(tmp_path).systems] == ["My own"]
+    # Where it is registered, it has its title of today.
+    monkeypatch.setitem(REGISTRY, Own.name, Own)
+    monkeypatch.setattr(Own, "title", "My very own")
+    assert [system.label for system in open_comparison(tmp_path).systems] == ["My very own"]
 
 
 def test_algorithms_of_ones_own_stand_beside_the_others(tmp_path: Path, write_run):

@@ -43,6 +43,7 @@ class Apart(DPSGD):
     """Drawn from other random numbers than other runs with the seed."""
 
     name = "apart"
+    title = "Apart"
     stream = "apart"
 
 

@@ -199,6 +199,7 @@ class Lazy(DePRL):
     pair: tuple[int, int] = (1, 2)
 
     name: ClassVar[str] = "lazy"
+    title: ClassVar[str] = "Lazy"
 
 
 def test_a_run_of_an_algorithm_of_ones_own_is_read_with_it(shelf: SimpleNamespace, tmp_path: Path) -> None:

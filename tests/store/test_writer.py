@@ -80,6 +80,7 @@ def scale(x, rng):
 class Gossip(DPSGD):
     {docstring}
     name = "gossip"
+    title = "{title}"
 
     def mix(self, state, round, ctx):
         return {mixed}  # {comment}
@@ -88,7 +89,7 @@ class Gossip(DPSGD):
 
 def _own_code(path: Path, name: str, **words: str) -> ModuleType:
     """A module of the user's, as it is written at the moment."""
-    usual = {"factor": "2", "docstring": "", "mixed": "state", "comment": ""}
+    usual = {"title": "Gossip", "factor": "2", "docstring": "", "mixed": "state", "comment": ""}
     path.write_text(ALGORITHM.format(**{**usual, **words}))
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
@@ -101,7 +102,7 @@ def _own_code(path: Path, name: str, **words: str) -> ModuleType:
     ("words", "whose"),
     [
         ({}, None),
-        ({"comment": "as it is", "docstring": '"""Nobody mixes."""'}, None),
+        ({"comment": "as it is", "docstring": '"""Nobody mixes."""', "title": "Silence"}, None),
         ({"mixed": "super().mix(state, round, ctx)"}, "algorithm"),
         ({"factor": "3"}, "transform"),
     ],
@@ -116,7 +117,9 @@ def test_code_of_the_users_that_has_changed_is_refused(
         experiment = replace(shelf.experiment, algorithm=module.Gossip(), transform=module.scale, rounds=50 + place)
         if place and whose:
             with pytest.raises(
-                UserError, match=f"run was begun with different code in its {whose}: put the old code back, or"
+                UserError,
+                match=f"run was begun with different code in its {whose}: put the old code back, choose another --out,"
+                " or remove the folders that were begun with the old code, in a comparison's tuning too: only those",
             ):
                 shelf.start(tmp_path / "run", experiment)
         else:

@@ -14,7 +14,8 @@ from manyheads.algorithms.fedrep import FedRep
 from manyheads.algorithms.fedrod import FedRoD
 from manyheads.algorithms.join import Join
 from manyheads.algorithms.local import Local
-from manyheads.errors import unknown
+from manyheads.checks import shown
+from manyheads.errors import UserError, unknown
 
 REGISTRY: dict[str, type[Algorithm]] = {
     kind.name: kind for kind in (DePRL, DPSGD, DisPFL, FedAvg, FedRep, Ditto, FedRoD, Local)
@@ -22,20 +23,39 @@ REGISTRY: dict[str, type[Algorithm]] = {
 """Every algorithm by name. Command line, files, contract tests and the distributed test follow from it."""
 
 
+def registered() -> dict[str, type[Algorithm]]:
+    """The registry, in which the user's own may be: what is no class is refused."""
+    for name, kind in REGISTRY.items():
+        given: object = kind
+        if not (isinstance(given, type) and issubclass(given, Algorithm)):
+            raise UserError(
+                f"REGISTRY['{name}'] is {shown(given)}, which is no class of an algorithm: register the class itself,"
+                " as in REGISTRY[DePRL.name] = DePRL."
+            )
+    return REGISTRY
+
+
 def find_algorithm(name: str) -> type[Algorithm] | None:
     """The algorithm called ``name`` in an experiment on disk: a registered one, or Join for runs of new workers.
 
     None: a user's own that is not registered.
     """
-    return Join if name == Join.name else REGISTRY.get(name)
+    return Join if name == Join.name else registered().get(name)
 
 
 def get_algorithm(name: str) -> type[Algorithm]:
     """The same; an unknown name is an error."""
     found = find_algorithm(name)
     if found is None:
-        raise unknown("algorithm", name, REGISTRY)
+        raise unknown_algorithm(name)
     return found
+
+
+def unknown_algorithm(name: str) -> UserError:
+    """The error for a name that is not in the registry, with what to do if it is that of one's own."""
+    own = "For one of your own give this command through the file that registers it, as python FILE.py ..., or in"
+    also = "Python the object, as in Run.open(path, algorithm=...)."
+    return UserError(f"{unknown('algorithm', name, REGISTRY)} {own} {also}")
 
 
 def attribute_of(name: str, options: Mapping[str, Any], about: str) -> Any:
@@ -75,5 +95,7 @@ __all__ = [
     "attribute_of",
     "find_algorithm",
     "get_algorithm",
+    "registered",
     "title_of",
+    "unknown_algorithm",
 ]

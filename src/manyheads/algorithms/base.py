@@ -192,9 +192,9 @@ class Algorithm(ABC):
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     """Its options. Every algorithm is a dataclass; this base, which has no options, is not."""
     name: ClassVar[str] = ""
-    """What commands and files call it: each has its own."""
+    """What commands and folders call it: each has its own, of lower-case letters, digits, ``-``, ``_`` and ``.``."""
     title: ClassVar[str] = ""
-    """What people call it."""
+    """What people call it: each has its own, as only this tells two rows of a table apart."""
     private: ClassVar[frozenset[str]] = frozenset()
     """Groups that never leave their worker."""
     exchange: ClassVar[Exchange] = "graph"
@@ -285,12 +285,22 @@ def amount(epochs: int, steps: int | None) -> Epochs | Steps:
 def run_phases(
     state: State, phases: Iterable[Phase], round: int, ctx: Context, rows: Tensor | None
 ) -> tuple[State, Log]:
-    """Run phases one after another: the state after them and what each was like. Empty phases are skipped."""
+    """Run phases one after another: the state after them and what each was like. Empty phases are skipped.
+
+    ``rows``: those of the hosted workers who train; None: all, if nobody is absent from the round.
+    """
     log: Log = {}
     owned = {group(name) for name in state.params}
     if not (rows is None or (isinstance(rows, Tensor) and rows.dtype == torch.int64)):
         # A boolean mask would be taken for the rows 0 and 1.
         raise UserError(f"rows {shown(rows)} are not row numbers: give what ctx.present(round) returns.")
+    if (present := ctx.present(round)) is not None:
+        asked = range(len(ctx.ids)) if rows is None else rows.tolist()
+        for row in sorted(set(asked).difference(present.tolist())):
+            raise UserError(
+                f"rows {shown(rows)} take in row {row}, whose worker is absent from round {round + 1}: give what"
+                " ctx.present(round) returns."
+            )
     for phase in phases:
         # A phase on a copy of the net, in a group of its own, would move nothing, and that would go unnoticed.
         for name in sorted(ctx.known(phase.update, state) - ctx.model_groups):

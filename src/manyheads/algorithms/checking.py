@@ -1,5 +1,6 @@
 """Checks of an algorithm's class and of what its methods return: it may be the user's own, and mistaken."""
 
+import re
 import threading
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -17,6 +18,7 @@ from manyheads.errors import UserError, user_code
 from manyheads.files import DTYPES
 from manyheads.models.split import Split
 from manyheads.randomness import generator_states
+from manyheads.tree import Params
 
 
 def making(kind: type[Algorithm], options: Mapping[str, Any]) -> AbstractContextManager[None]:
@@ -45,6 +47,11 @@ def check_class(algorithm: Algorithm, taken: Collection[str]) -> None:
     for name in ("name", "title"):
         if not getattr(algorithm, name):
             raise UserError(f"{own} has no {name}: give it one, such as {name}: ClassVar[str] = '{own.lower()}'.")
+    if not re.fullmatch("[a-z0-9][a-z0-9._-]*", algorithm.name):
+        raise UserError(
+            f"name of {own} {algorithm.name!r} will not do for commands and folders: give lower-case letters,"
+            " digits, -, _ and ., a letter or digit first."
+        )
     for name in sorted(options.intersection(taken)):
         raise UserError(f"{own} has an option called {name}, which every run already has: rename it.")
     _check_methods(type(algorithm))
@@ -136,7 +143,14 @@ def trained_state(algorithm: Algorithm, state: State, round: int, ctx: Context) 
                     f"{where} returns a log in which '{phase}' has no {what} for each of the {workers} workers here:"
                     f" give a tensor [{workers}] of {kind}."
                 )
-    return _whole(found[0], where, state), found[1]
+    trained = _whole(found[0], where, state)
+    # In the first round only, as it looks at every number.
+    if round == 0 and not found[1] and (moved := _moved(state.params, trained.params)):
+        raise UserError(
+            f"{where} moves {moved}, but its log is empty, so that it would take no simulated time: return the log of"
+            " run_phases, or your own, such as {'body': Work(loss, ctx.steps(Steps(1), rows))}."
+        )
+    return trained, found[1]
 
 
 def mixed_state(algorithm: Algorithm, state: State, round: int, ctx: Context) -> State:
@@ -178,6 +192,11 @@ def _whole(found: object, where: str, before: State) -> State:
             if (now := _type_and_shape(leaf)) != (was := _type_and_shape(had[name])):
                 raise UserError(f"{where} turns {name} from {was} into {now}: leave shapes and types as they are.")
     return found
+
+
+def _moved(before: Params, after: Params) -> str | None:
+    """The first leaf with other numbers than before; None: there is none."""
+    return next((name for name, leaf in after.items() if not torch.equal(leaf, before[name])), None)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ def fill(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    from manyheads.algorithms import title_of
+    from manyheads.algorithms import attribute_of
     from manyheads.checkpoint import latest_round
     from manyheads.cli.text import facts, headline, summary_table
     from manyheads.store import Run
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> None:
         last = {**summary, "round": summary["rounds"]}
     done = last["round"] if last else 0
     name = description["algorithm"]["name"]
-    title = (summary or {}).get("title") or title_of(name)
+    title = attribute_of(name, description["algorithm"], "title") or (summary or {}).get("title") or name
     print(headline(title, {**description, **{name: _shown(description[name]) for name in ("data", "model")}}))
     unfinished = f"not complete; continues from round {latest_round(args.directory / CHECKPOINT)}"
     lines = [

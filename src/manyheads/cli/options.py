@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from manyheads.algorithms import REGISTRY, Algorithm
+from manyheads.algorithms import REGISTRY, Algorithm, registered, unknown_algorithm
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import making
 from manyheads.checks import field_kinds
@@ -180,7 +180,7 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
         names = [base.algorithm.name]
     for name in names:
         if name not in REGISTRY:
-            raise unknown("algorithm", name, REGISTRY)
+            raise unknown_algorithm(name)
     for name, owners in _algorithm_options().items():
         if name in args and not owners.keys() & set(names):
             raise UserError(
@@ -249,7 +249,7 @@ def _add(group: Any, option: Option, text: str, several: bool) -> None:
 def _algorithm_options() -> dict[str, dict[str, Option]]:
     """Option name -> algorithm name -> the option as that algorithm has it."""
     found: dict[str, dict[str, Option]] = {}
-    for algorithm, kind in REGISTRY.items():
+    for algorithm, kind in registered().items():
         with making(kind, {}):
             check_algorithm(kind())
         for name, option in options_of(kind).items():

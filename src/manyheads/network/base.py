@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from manyheads.errors import UserError
 from manyheads.topology import Rows
 from manyheads.tree import Params, flatten, group
 
@@ -77,6 +78,15 @@ def refuse_private(params: Params, private: frozenset[str]) -> None:
     for name in params:
         if group(name) in private:
             raise RuntimeError(f"'{name}' is private to its worker and was about to be sent")
+
+
+def check_gathered(values: Tensor) -> None:
+    """Refuse what is no tensor: one process would give it back as it is, where several would fail."""
+    given: object = values
+    if not isinstance(given, Tensor):
+        raise UserError(
+            f"gather takes a tensor [workers, ...] and was given a {type(given).__name__}: give it one leaf at a time."
+        )
 
 
 def message_bytes(params: Params, mask: Params | None) -> np.ndarray:

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from manyheads.network.base import Traffic, links, message_bytes, refuse_private
+from manyheads.network.base import Traffic, check_gathered, links, message_bytes, refuse_private
 from manyheads.network.messages import Row, pack, unpack
 from manyheads.network.placement import Placement, crossings, owners
 from manyheads.network.processes import Processes
@@ -72,6 +72,7 @@ class Distributed:
         return {name: for_all(total[name], leaf) for name, leaf in params.items()}
 
     def gather(self, values: Tensor) -> Tensor:
+        check_gathered(values)
         longest = max(map(len, self.placement))
         block = values.new_zeros(longest, *values.shape[1:], device="cpu")
         block[: len(values)] = values

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyheads.network.base import Traffic, links, message_bytes, refuse_private
+from manyheads.network.base import Traffic, check_gathered, links, message_bytes, refuse_private
 from manyheads.network.sums import add_hosted, for_all, leaf_rows, mix_rows
 from manyheads.topology import Mixing
 from manyheads.tree import Params
@@ -41,6 +41,7 @@ class InProcess:
         }
 
     def gather(self, values: Tensor) -> Tensor:
+        check_gathered(values)
         return values
 
     def mean(self, params: Params) -> Params:

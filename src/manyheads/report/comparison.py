@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from manyheads.algorithms import REGISTRY, attribute_of, title_of
+from manyheads.algorithms import REGISTRY, attribute_of
 from manyheads.errors import UserError, flag
 from manyheads.experiment import Experiment
 from manyheads.own_code import PYTHON
@@ -265,7 +265,7 @@ def _within(folder: Path, path: Path) -> str:
 
 def _systems(runs: Sequence[Finished]) -> list[System]:
     """The algorithms in the registry's order; variants of one are labelled with the options in which they differ."""
-    # A user's own algorithm need not be registered here. Older runs do not have their title.
+    # A user's own algorithm need not be registered here: then its runs say what it is called, but for older ones.
     titles = {run.algorithm: run.summary.get("title") for run in runs}
     systems = []
     for algorithm in sorted(titles, key=[*REGISTRY, *sorted(titles)].index):
@@ -275,7 +275,7 @@ def _systems(runs: Sequence[Finished]) -> list[System]:
         told = [name for name in names if name not in _IDS]
         if len({json.dumps([own.get(name) for name in told]) for own in variants}) == len(variants):
             names = told
-        title = titles[algorithm] or title_of(algorithm)
+        title = attribute_of(algorithm, mine[0].own, "title") or titles[algorithm] or algorithm
         lessons = _lessons(mine, told) if "teacher" in names else {}
         for own in sorted(variants, key=lambda own: [_natural(_told(own, n, lessons, own.get(n))) for n in names]):
             said = [_told(own, name, lessons, f"{words(name)} {shown(own.get(name))}") for name in names]

@@ -38,6 +38,7 @@ from manyheads.store.layout import (
     MODELS,
     PARTITION,
     SUMMARY,
+    TUNING,
     WORKERS,
     finished_rounds,
     read_description,
@@ -100,8 +101,9 @@ class RunDirectory:
         name = self.changed_code(experiment)
         if name and begun:
             raise UserError(
-                f"{self.path} was begun with different code in its {name}: put the old code back, or choose another"
-                " --out."
+                f"{self.path} was begun with different code in its {name}: put the old code back, choose another --out,"
+                f" or remove the folders that were begun with the old code, in a comparison's {TUNING} too: only those"
+                " are run again."
             )
 
     def changed_code(self, experiment: Experiment) -> str | None:
