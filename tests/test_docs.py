@@ -214,7 +214,7 @@ def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
         (tmp_path / "photos" / kind).mkdir(parents=True)
         Image.new("RGB", (50, 40), "red").save(tmp_path / "photos" / kind / "1.jpg")
     run_blocks(GUIDE, tmp_path, monkeypatch)
-    assert np.load(tmp_path / "flowers.npz")["x"].tolist() == [[1.5, 2], [3, 4.5]]
+    assert np.load(tmp_path / "flowers.npz")["x"].tolist() == [[-1, -1], [1, 1]]
     assert np.load(tmp_path / "photos.npz")["x"].shape == (2, 3, 32, 32)
     assert all(np.load(tmp_path / name)["y"].tolist() == [0, 1] for name in ("flowers.npz", "photos.npz"))
     shutil.copy("my.npz", "theirs.npz")

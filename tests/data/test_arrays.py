@@ -106,7 +106,40 @@ def test_other_inputs_are_not_taken_for_unscaled_bytes(x: str) -> None:
         "a table": images.reshape(50, -1).astype(float),
         "of sixteen shades": images.astype(float) // 16,
     }
-    assert not arrays.from_arrays(given[x], Y).notes
+    assert "looks like bytes" not in "".join(arrays.from_arrays(given[x], Y).notes)
+
+
+@pytest.mark.parametrize(
+    ("x", "told"),
+    [
+        (2000 + 600 * np.sign(X), "mean 2000 and deviation 600"),
+        (1e-5 * np.ones((50, 4)), "mean 1e-05 and deviation 0"),
+        (np.full((50, 4), 50.0), "mean 50 and deviation 0"),
+        (np.c_[X, 90 + X], "mean 45 and deviation 45"),
+    ],
+    ids=["in units of their own", "in small units", "constant", "one of several columns"],
+)
+def test_measurements_far_from_one_are_noted_once(tmp_path: Path, x: np.ndarray, told: str) -> None:
+    torch_set = TensorDataset(torch.tensor(x), torch.tensor(Y))
+    for data in (load(save(tmp_path, x=x, y=Y)), arrays.from_arrays(x, Y), arrays.from_workers([(x, Y), torch_set])):
+        (note,) = data.notes
+        assert note.startswith(f"{data.name}: x has {told}")
+        assert note.endswith(": standardise its columns, (x - x.mean(0)) / x.std(0), or little is learned")
+
+
+@pytest.mark.parametrize(
+    "x",
+    [9 * X, 0.02 * X, (2000 + 600 * X).astype(int), RNG.integers(0, 256, (50, 4), np.uint8), X > 0],
+    ids=["a little large", "a little small", "whole numbers", "bytes", "bits"],
+)
+def test_inputs_near_one_and_numbers_that_may_name_words_are_not_noted(x: np.ndarray) -> None:
+    assert not arrays.from_arrays(x, Y).notes
+    assert not arrays.from_workers([(x, Y), (x.tolist(), Y) if x.dtype == int else (x, Y)]).notes
+
+
+def test_the_scale_that_counts_is_that_of_the_train_samples() -> None:
+    assert not arrays.from_arrays(X, Y, 100 * X, Y).notes
+    assert arrays.from_arrays(100 * X, Y, X, Y).notes
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.int64])

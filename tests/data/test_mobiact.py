@@ -15,11 +15,11 @@ RNG = np.random.default_rng(0)
 
 def test_it_is_standardised_per_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MANYHEADS_DATA", str(tmp_path))
-    x = (RNG.normal(size=(30, 100, 9)) * np.arange(1, 10) + 5).reshape(30, 900)
+    x = (RNG.normal(size=(30, 100, 9)) * np.arange(1, 10) + 15).reshape(30, 900)
     split = np.where(np.arange(30) % 5 == 0, "test", "train")
     np.savez(tmp_path / "mobiact6.npz", x=x, y=np.arange(30) % 6, user=np.arange(30) % 3, split=split)
     data = load("mobiact")
-    assert data.name == "mobiact" and data.num_classes == 6
+    assert data.name == "mobiact" and data.num_classes == 6 and not data.notes
     by_channel = data.x_train.view(-1, 9)
     assert torch.allclose(by_channel.mean(0), torch.zeros(9), atol=1e-5)
     assert torch.allclose(by_channel.std(0, correction=0), torch.ones(9), atol=1e-5)

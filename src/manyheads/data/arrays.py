@@ -26,6 +26,9 @@ _ARRAYS = ("x", "y", "x_test", "y_test", "user", "user_test", "split", "num_clas
 _DARKEST_WHITE = 64
 """Images that come near 255 are meant as bytes; those of another scale, such as 0 to 16, may be meant as they are."""
 
+_USUAL_SIZES = (0.01, 10)
+"""Root mean squares of inputs between which nets learn with usual rates."""
+
 _NO_SAMPLE = "{} has no train sample: give it one or leave it out."
 
 WorkerPart = TorchDataset[Any] | tuple[Any, ...]
@@ -46,7 +49,8 @@ def load(path: str | Path, *, of_one_worker: bool = False) -> Dataset:
             f" {', '.join(_ARRAYS[2:])}."
         )
     num_classes: Any = arrays.pop("num_classes", None)
-    parts, notes = _parts(name, **arrays), _notes(name, arrays["x"])
+    parts = _parts(name, **arrays)
+    notes = _notes(name, arrays["x"], parts[0])
     if unread:
         # The names come from the file and may contain anything.
         notes += (one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}"),)
@@ -71,7 +75,7 @@ def from_arrays(
     sample. Without a test part ``hold_out`` chooses one.
     """
     parts = _parts(name, x, y, x_test, y_test, user, user_test)
-    return _dataset(name, *parts, num_classes, notes=_notes(name, _numpy(name, "x", x)))
+    return _dataset(name, *parts, num_classes, notes=_notes(name, _numpy(name, "x", x), parts[0]))
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -81,7 +85,8 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
     """
     if not parts:
         raise UserError(f"{name}: no worker has data: give one part per worker.")
-    pools = [_worker_pools(f"{name}: worker {worker}", part) for worker, part in enumerate(parts)]
+    given = [_worker_pools(f"{name}: worker {worker}", part) for worker, part in enumerate(parts)]
+    pools = [(train, test) for train, test, _ in given]
     first = _kind(pools[0][0])
     for worker, (train, test) in enumerate(pools):
         if len(train[0]) == 0:
@@ -97,8 +102,9 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
         return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
+    notes = _far_from_one(name, np.result_type(*(kind for _, _, kind in given)), train)
     # Marked only after it is checked: one site's data may lack test samples, those of all workers together must not.
-    return replace(_dataset(name, train, test, num_classes), brought_by_workers=True)
+    return replace(_dataset(name, train, test, num_classes, notes=notes), brought_by_workers=True)
 
 
 def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:
@@ -199,8 +205,8 @@ def _parts(
     return (inputs, targets, train), (inputs_test, targets_test, test)
 
 
-def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
-    """One worker's train and test pool."""
+def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool, np.dtype[Any]]:
+    """One worker's train and test pool, and the type in which its inputs were given."""
     arrays: list[Array] = []
     for side in part if isinstance(part, tuple) else (part,):
         columns = _columns(where, side) if isinstance(side, TorchDataset) else (side,)
@@ -211,7 +217,7 @@ def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool]:
             columns = [_numpy(where, what, array)[:0] for what, array in zip("xy", arrays, strict=False)]
         arrays += columns
     if len(arrays) in (2, 4):
-        return _parts(where, *arrays)
+        return *_parts(where, *arrays), _numpy(where, "x", arrays[0]).dtype
     raise UserError(
         f"{where} has {len(arrays)} arrays: give (x, y), (x, y, x_test, y_test) or torch Datasets of (x, y)."
     )
@@ -267,12 +273,13 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     return values, wanted
 
 
-def _notes(where: str, x: np.ndarray) -> tuple[str, ...]:
-    """What to say of inputs [samples, ...] that can be used, but hardly learned from."""
+def _notes(where: str, x: np.ndarray, train: _Pool) -> tuple[str, ...]:
+    """What to say of inputs [samples, ...] that can be used, but hardly learned from; ``train``: those to train on."""
     if not len(x):
         return ()
     low, high = (end.astype(np.float64) for end in (x.min(0), x.max(0)))
-    return _rounding(where, low, high) + _unscaled(where, x.dtype, low, high)
+    # One at most: each says how to scale them.
+    return _rounding(where, low, high) or _unscaled(where, x.dtype, low, high) or _far_from_one(where, x.dtype, train)
 
 
 def _unscaled(where: str, kind: np.dtype[Any], low: np.ndarray, high: np.ndarray) -> tuple[str, ...]:
@@ -280,6 +287,17 @@ def _unscaled(where: str, kind: np.dtype[Any], low: np.ndarray, high: np.ndarray
     if kind == np.uint8 or low.ndim < 3 or low.min(initial=0) < 0 or not _DARKEST_WHITE <= high.max(initial=0) <= 255:
         return ()
     return (f"{where}: x looks like bytes but is {kind}, which is not scaled: give x.astype('uint8') or x / 255",)
+
+
+def _far_from_one(where: str, kind: np.dtype[Any], train: _Pool) -> tuple[str, ...]:
+    """A note on measurements in units of their own; whole numbers may name words, and bytes are scaled."""
+    x, (smallest, largest) = train[0], _USUAL_SIZES
+    # Unlike the deviation, a norm costs less than reading x did.
+    if kind.kind != "f" or not x.numel() or smallest <= torch.linalg.vector_norm(x) / x.numel() ** 0.5 <= largest:
+        return ()
+    deviation, mean = (float(f"{float(found):.2g}") for found in torch.std_mean(x, correction=0))
+    is_far = f"x has mean {mean:g} and deviation {deviation:g}"
+    return (f"{where}: {is_far}: standardise its columns, (x - x.mean(0)) / x.std(0), or little is learned",)
 
 
 def _rounding(where: str, low: np.ndarray, high: np.ndarray) -> tuple[str, ...]:

@@ -32,4 +32,5 @@ def load(data_dir: str | Path | None = None, *, standardised: bool = True) -> Da
     x_train, x_test = found.x_train, found.x_test
     if standardised:
         x_train, x_test = standardise(x_train, x_test, NUM_CHANNELS)
-    return replace(found, name="mobiact", x_train=x_train, x_test=x_test)
+    # Notes are for those who choose what is in their file.
+    return replace(found, name="mobiact", x_train=x_train, x_test=x_test, notes=())
