@@ -51,6 +51,17 @@ def test_what_was_not_recorded_has_no_chapter(tmp_path: Path, write_run):
     assert names(of_setting(open_comparison(tmp_path), 0)) == {"Learning curves": ["learning-rounds", "learning-bytes"]}
 
 
+def test_a_line_whose_records_end_early_is_not_labelled_with_what_it_ends_with(tmp_path: Path, write_run):
+    write_run(tmp_path / "a", "local", level=0.8)
+    metrics = write_run(tmp_path / "b", "deprl", level=0.9) / "metrics.jsonl"
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:4]))
+    (row,) = (row for _, row in of_setting(open_comparison(tmp_path), 0)[0].rows)
+    assert row and all("At the end: DePRL unknown; Local " in picture.alt for picture in row)
+    for picture in row:
+        labels = re.findall(r">((?:DePRL|Local)[^<]*)</text>", picture.inline)
+        assert labels[0] == "DePRL" and re.fullmatch(r"Local · \d\d\.\d %", labels[1])
+
+
 def test_what_sends_nothing_is_not_drawn_against_bytes_alone(tmp_path: Path, write_run):
     write_run(tmp_path / "a", "local")
     (learning, *_, consensus) = of_setting(open_comparison(tmp_path), 0)

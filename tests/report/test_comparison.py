@@ -301,6 +301,19 @@ def test_what_is_left_out_is_said(tmp_path: Path, write_run):
     ]
 
 
+def test_records_that_a_copy_lacks_are_said(tmp_path: Path, write_run):
+    for seed in (1, 2, 3):
+        path = write_run(tmp_path / f"run-{seed}", seed=seed)
+        for log in ("metrics.jsonl", "workers.jsonl"):
+            lines = (path / log).read_text().splitlines(keepends=True)
+            (path / log).write_text("".join(lines[: 10 if seed == 3 else 4]))
+    (tmp_path / "run-2" / "metrics.jsonl").unlink()
+    assert open_comparison(tmp_path).remarks == [
+        "metrics.jsonl ends early in run-1 (round 4 of 10), run-2 (round 0 of 10): the curves are incomplete.",
+        "workers.jsonl lacks the last round in run-1, run-2: these workers are not shown.",
+    ]
+
+
 def test_an_experiment_on_objects_can_be_reported(tmp_path: Path, write_run):
     run = write_run(tmp_path / "a")
     description = json.loads((run / "experiment.json").read_text())

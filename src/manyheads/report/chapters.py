@@ -231,7 +231,8 @@ def _theory(name: str, drawn: Sequence[_Drawn]) -> Chapter:
 
 
 def _lines(drawn: Sequence[_Drawn], x: str, y: str) -> list[Line]:
-    return [_line(line, found) for line in drawn if (found := curve(line.runs, x, y)) is not None]
+    found = [(line, points) for line in drawn if (points := curve(line.runs, x, y)) is not None]
+    return [replace(_line(line, points), ended=not any(run.cut_off for run in line.runs)) for line, points in found]
 
 
 def _line(drawn: _Drawn, found: Curve) -> Line:

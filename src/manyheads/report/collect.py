@@ -47,6 +47,16 @@ class Finished:
         return self.options["seed"]
 
     @property
+    def recorded(self) -> int:
+        """The last round of ``metrics``."""
+        return max((record["round"] for record in self.metrics), default=0)
+
+    @property
+    def cut_off(self) -> bool:
+        """Whether ``metrics`` end before the run did, as in a partial copy."""
+        return self.recorded < self.summary["rounds"]
+
+    @property
     def on_graph(self) -> bool:
         """Whether workers mix with neighbours: not with a server, not with nobody."""
         return is_graph(self.options["graph"])

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -16,6 +16,7 @@ from manyheads.own_code import PYTHON
 from manyheads.recipes import follow_from_data, follow_from_others
 from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.report.naming import shown, slugs, words
+from manyheads.store.layout import METRICS, WORKERS
 from manyheads.topology import parse_graph
 from manyheads.units import short, some
 
@@ -128,7 +129,15 @@ class Comparison:
         ]
         counted = [f"{count} {one if count == 1 else many}." for count, one, many in said if count]
         alone = "is left out: it ended without the sites whose result is shown. Report on it separately."
-        return [*counted, *(f"{_within(self.folder, path)} {alone}" for path in here.parted)]
+        return [*counted, *self._gaps(), *(f"{_within(self.folder, path)} {alone}" for path in here.parted)]
+
+    def _gaps(self) -> Iterator[str]:
+        """What pictures lack, unlike the table, which is made of summaries."""
+        ends = {run: f"{self.place(run)} (round {run.recorded} of {run.summary['rounds']})" for run in self.runs}
+        if early := [end for run, end in ends.items() if run.cut_off]:
+            yield f"{METRICS} ends early in {some(early)}: the curves are incomplete."
+        if silent := [self.place(run) for run in self.runs if not run.workers]:
+            yield f"{WORKERS} lacks the last round in {some(silent)}: these workers are not shown."
 
 
 def open_comparison(folder: Path, among: Collection[Path] | None = None) -> Comparison:

@@ -81,6 +81,8 @@ class Line:
     y: np.ndarray
     deviation: np.ndarray
     dashed: bool = False
+    ended: bool = True
+    """Whether it goes on to the end of its runs, so that its last value is theirs."""
 
     @property
     def level(self) -> bool:
@@ -117,14 +119,14 @@ def curves(
 ) -> Picture:
     """Lines named at their right ends, over a ``floor`` where there is one. A line whose x never moves is a level.
 
-    ``values``: beside its name stands what a line ends with.
+    ``values``: beside its name stands what a line that goes on to the end ends with.
     """
 
-    def named(label: str, end: float) -> str:
-        return _cut(label) + (f" · {y.show(end)}" if values else "")
+    def named(label: str, end: float, *, ended: bool = True) -> str:
+        return _cut(label) + (f" · {y.show(end)}" if values and ended else "")
 
     with style():
-        labels = [named(line.label, line.y[-1]) for line in lines]
+        labels = [named(line.label, line.y[-1], ended=line.ended) for line in lines]
         if floor is not None:
             labels.append(named("majority floor", floor))
         room = 0.25 + max(text_width(label, LABEL_SIZE) for label in labels)
@@ -150,7 +152,7 @@ def curves(
         axes.set_title(y.title, loc="left", color=INK, fontsize=TITLE_SIZE, pad=8)
         _name_ends(figure, axes, ends)
         hover = [point for line in lines if not line.level for point in _hovered(axes, line, x, y)]
-        said = "; ".join(f"{line.label} {y.show(line.y[-1])}" for line in lines)
+        said = "; ".join(f"{line.label} {y.show(line.y[-1]) if line.ended else 'unknown'}" for line in lines)
         return finish(name, figure, f"{y.label} against {x.label}. At the end: {said}.", {"points": hover})
 
 
