@@ -69,6 +69,24 @@ def test_means_are_those_of_the_runs(tables):
     assert float(last[0]["mean"]) == pytest.approx(float(line["accuracy_mean"]))
 
 
+def test_every_row_of_the_comparison_names_its_runs(tmp_path: Path, write_run):
+    """No option of the grid does: one run without a graph stands beside every graph."""
+    for seed in (1, 2):
+        for graph in ("ring", "full"):
+            write_run(tmp_path / f"{graph}-{seed}", "deprl", graph=graph, seed=seed)
+        write_run(tmp_path / f"local-{seed}", "local", seed=seed)
+    tables = {name: list(csv.DictReader(io.StringIO(text))) for name, text in csv_files(open_comparison(tmp_path))}
+    assert {(row["system"], row["graph"]): row["folders"] for row in tables["comparison.csv"]} == {
+        ("DePRL", "ring"): "ring-1; ring-2",
+        ("DePRL", "full"): "full-1; full-2",
+        ("Local", "ring"): "local-1; local-2",
+        ("Local", "full"): "local-1; local-2",
+    }
+    assert [row["graph"] for row in tables["runs.csv"] if row["folder"] == "local-1"] == ["none"]
+    named = {folder for row in tables["comparison.csv"] for folder in row["folders"].split("; ")}
+    assert named == {row["folder"] for row in tables["workers.csv"]}
+
+
 def test_the_mixing_of_every_run_on_a_graph_is_there(tables):
     rows = tables["mixing.csv"]
     assert [(row["system"], row["seed"]) for row in rows] == [("DePRL", "1"), ("DePRL", "2")]

@@ -57,7 +57,8 @@ def _comparison(comparison: Comparison) -> Iterator[Line]:
         best = best_system(comparison, j)
         if best is not None and (gap := difference(comparison, j, best, i)) is not None:
             line |= {"behind_best": gap.mean, "behind_best_standard_error": gap.error}
-        yield line
+        # A run may belong to several rows: a system without a graph stands beside each graph of the grid.
+        yield {**line, "folders": "; ".join(map(comparison.place, runs))}
 
 
 def _curves(comparison: Comparison) -> Iterator[Line]:
