@@ -28,6 +28,25 @@ def test_a_regression_has_no_map(capsys: pytest.CaptureFixture, tmp_path: Path) 
     assert not out.exists()
 
 
+def test_a_split_by_users_says_who_each_worker_is(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    names = ["ben", "ann", "zoë", "\x1b[2J", "eve", "tom", "ida", "max"]
+    x, y = np.random.default_rng(0).random((64, 2)), np.arange(64) / 64
+    np.savez(tmp_path / "mine.npz", x=x, y=y, user=np.repeat(names, 8))
+
+    def told(workers: int, split: str) -> dict[str, str]:
+        words = ["--data", str(tmp_path / "mine.npz"), "--workers", str(workers), "--split", split]
+        assert main(["inspect", "data", *words]) == 0
+        lines = [line.strip().partition("  ") for line in capsys.readouterr().out.splitlines()]
+        return {worker: users for worker, _, users in lines if worker.isdecimal()}
+
+    shown = sorted(name.replace("\x1b", "?") for name in names)
+    assert told(8, "natural") == {str(worker): name for worker, name in enumerate(shown)}
+    three = [name for users in told(3, "natural").values() for name in users.split(", ")]
+    assert sorted(three) == shown, "grouped"
+    assert all(users.endswith(", 1 more") for users in told(2, "natural").values())
+    assert told(8, "iid") == {}
+
+
 def test_text_map_shades_by_share() -> None:
     lines = text_map(np.array([[10, 0, 0], [1, 1, 98], [0, 0, 0]])).splitlines()
     assert lines == [

@@ -54,6 +54,7 @@ def test_npz_with_split_and_users(tmp_path: Path, kind: str) -> None:
     assert data.x_train.dtype == torch.float32 and data.y_train.dtype == torch.int64
     assert data.num_classes == 5
     assert data.user_train is not None and data.user_train.tolist() == [1, 0] * 20
+    assert data.users == ("bob", "eve")
     assert data.name == str(tmp_path / "mine.npz")
 
 
@@ -238,6 +239,9 @@ def test_arrays_in_memory() -> None:
     data = arrays.from_arrays(X[:2], Y[:2], X[2:4], Y[2:4], user=["bob", "eve"], user_test=["eve", "ann"])
     assert data.user_train is not None and data.user_train.tolist() == [1, 2]
     assert data.user_test is not None and data.user_test.tolist() == [2, 0], "one name is one user in both parts"
+    assert data.users == ("ann", "bob", "eve")
+    data = arrays.from_arrays(X[:3], [0, 1, 0], X[:3], [0, 1, 0], user=[10, 9, 10], user_test=[9, 9, 9])
+    assert data.user_train is not None and [data.named(user) for user in data.user_train.tolist()] == ["10", "9", "10"]
     for train, test in (([0, 1], [2, 0]), ([2, 0], [0, 1])):
         assert arrays.from_arrays(X[:2], train, X[2:4], test).num_classes == 3
 

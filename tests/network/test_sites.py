@@ -55,7 +55,8 @@ def write(folder: Path, worker: int) -> None:
     x, y, x_test, y_test = arrays(worker)
     split = np.array(["train"] * len(x) + ["test"] * len(x_test))
     x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
-    np.savez(folder / f"site-{worker}.npz", x=x, y=y, split=split, num_classes=3)
+    user = np.full(len(x), "somebody")
+    np.savez(folder / f"site-{worker}.npz", x=x, y=y, split=split, num_classes=3, user=user)
 
 
 @pytest.fixture
@@ -402,6 +403,7 @@ def test_the_files_of_a_site_are_what_its_workers_would_bring_in_python(tmp_path
     for worker in (1, 2):
         write(tmp_path, worker)
     found = files.load(str(tmp_path / "site-{worker}.npz"), range(1, 3))
+    assert found.users is None, "who they are stays in their files"
     wanted = from_workers([arrays(worker) for worker in (1, 2)])
     for name in ("x_train", "y_train", "x_test", "y_test"):
         assert torch.equal(getattr(found, name), getattr(wanted, name)), name

@@ -1,23 +1,28 @@
-"""``manyheads inspect data``: how a split deals a data set to the workers, in numbers and as a map."""
+"""``manyheads inspect data``: how a split deals a data set to the workers, in numbers, by users and as a map."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from manyheads import data
 from manyheads.cli import figures
 from manyheads.cli.options import add_fields, given
 from manyheads.cli.parser import Parser, path
 from manyheads.cli.terminal import waiting
-from manyheads.cli.text import facts
+from manyheads.cli.text import facts, table
+from manyheads.data import Federation
 from manyheads.data.federation import describe
 from manyheads.derived import federation_of, resolve
+from manyheads.errors import one_line
 from manyheads.experiment import Experiment, Runtime
-from manyheads.units import counted
+from manyheads.units import counted, some
 
 USAGE = "manyheads inspect data [options]"
-ABOUT = "Print how a split deals a data set to the workers, and draw the worker-by-class map."
+ABOUT = "Print how a split deals a data set to the workers, by users too, and draw the worker-by-class map."
 
 _OPTIONS = ("data", "workers", "split", "test_split", "relabel", "validation", "seed")
 _SHADES = " ░▒▓█"
@@ -43,12 +48,24 @@ def run(args: argparse.Namespace) -> None:
         dataset = data.load(name, runtime.data_dir, downloading)
     federation = federation_of(experiment, dataset)
     print(facts(describe(federation)))
+    if experiment.split == "natural" and dataset.user_train is not None:
+        print(f"\n{users_table(federation, dataset.user_train, dataset.named)}")
     if federation.class_counts is None:
         return
     counts = federation.class_counts.numpy()
     print(f"\n{text_map(counts)}\n")
     figures.class_map(counts, out)
     print(out)
+
+
+def users_table(federation: Federation, user: Tensor, named: Callable[[int], str]) -> str:
+    """A line for each worker: whose samples it holds, of those to train on; ``user`` [samples] says whose each is."""
+    body = []
+    for worker in range(len(federation.ids)):
+        held = [part.index[part.rows(worker)] for part in (federation.train, federation.validation)]
+        # Names come from the file and may contain anything.
+        body.append([f"{worker:>6}", one_line(some([*map(named, user[torch.cat(held)].unique().tolist())]))])
+    return table([["worker", "users"]], body, words=2)
 
 
 def text_map(counts: np.ndarray) -> str:

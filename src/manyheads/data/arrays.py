@@ -98,7 +98,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
                 )
 
     def joined(parts: list[_Pool]) -> _Pool:
-        worker = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(x) for x, _, _ in parts]))
+        worker = np.arange(len(parts)).repeat([len(x) for x, _, _ in parts])
         return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
@@ -122,8 +122,8 @@ def hold_out(y: Tensor, user: Tensor | None = None) -> Tensor:
     return torch.from_numpy(test)
 
 
-_Pool = tuple[Tensor, Tensor, Tensor | None]
-"""Inputs, targets and users of one part; bytes are kept as bytes here, so that they can be told from other numbers."""
+_Pool = tuple[Tensor, Tensor, np.ndarray | None]
+"""Inputs, targets and users' names of one part; bytes are kept as bytes here, to tell them from other numbers."""
 
 
 def _kind(pool: _Pool) -> str:
@@ -142,7 +142,7 @@ def _dataset(
     notes: tuple[str, ...] = (),
 ) -> Dataset:
     """A data set made of its two pools; the number of classes is taken from the labels unless it is given."""
-    (x_train, y_train, user_train), (x_test, y_test, user_test) = train, test
+    (x_train, y_train, who_train), (x_test, y_test, who_test) = train, test
     for what, one, other in (("x", x_train, x_test), ("y", y_train, y_test)):
         if one.dtype != other.dtype:
             raise UserError(f"{name}: {what} is {one.dtype} for training and {other.dtype} for test: give one type.")
@@ -160,6 +160,9 @@ def _dataset(
     pixels = Pixels() if x_train.dtype == torch.uint8 else None
     if pixels:
         x_train, x_test = (pixels.to_inputs_(x.float()) for x in (x_train, x_test))
+    user_train = user_test = users = None
+    if who_train is not None and who_test is not None:
+        (user_train, user_test), users = _numbered(who_train, who_test)
     return Dataset(
         name,
         x_train,
@@ -171,6 +174,7 @@ def _dataset(
         user_test,
         brought_by_workers=brought_by_workers,
         pixels=pixels,
+        users=users,
         notes=notes,
     )
 
@@ -189,20 +193,17 @@ def _parts(
     inputs, targets = _samples(where, x, y)
     who = None if user is None else _users(where, "user", user, len(inputs))
     if x_test is None and y_test is None and user_test is None:
-        users = None if who is None else _numbered(who)
+        users = None if who is None else _numbered(who)[0][0]
         test = hold_out(targets, users) if split is None else _is_test(where, split, len(inputs))
-        train, held = ((inputs[at], targets[at], None if users is None else users[at]) for at in (~test, test))
+        train, held = ((inputs[at], targets[at], None if who is None else who[at.numpy()]) for at in (~test, test))
         return train, held
     if split is not None:
         raise UserError(f"{where} has split, and a test part (x_test, y_test or user_test) beside it: leave one out.")
     inputs_test, targets_test = _samples(f"{where}: the test part", x_test, y_test)
     who_test = None if user_test is None else _users(where, "user_test", user_test, len(inputs_test))
-    if who is None and who_test is None:
-        return (inputs, targets, None), (inputs_test, targets_test, None)
-    if who is None or who_test is None:
+    if (who is None) != (who_test is None):
         raise UserError(f"{where} names users in one part only: give user and user_test, or neither.")
-    train, test = _numbered(np.concatenate([who, who_test])).split([len(who), len(who_test)])
-    return (inputs, targets, train), (inputs_test, targets_test, test)
+    return (inputs, targets, who), (inputs_test, targets_test, who_test)
 
 
 def _worker_pools(where: str, part: WorkerPart) -> tuple[_Pool, _Pool, np.dtype[Any]]:
@@ -331,9 +332,11 @@ def _users(where: str, name: str, user: Array, num_samples: int) -> np.ndarray:
     return names
 
 
-def _numbered(users: np.ndarray) -> Tensor:
-    """Users as numbers, in the sorted order of their names, [samples] int64."""
-    return torch.from_numpy(np.unique(users, return_inverse=True)[1].astype(np.int64))
+def _numbered(*pools: np.ndarray) -> tuple[list[Tensor], tuple[str, ...]]:
+    """Users as numbers, [samples] int64 for each pool, and their names by number, sorted."""
+    names, numbers = np.unique(np.concatenate(pools), return_inverse=True)
+    told = (name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names.tolist())
+    return [*torch.from_numpy(numbers.astype(np.int64)).split([*map(len, pools)])], tuple(told)
 
 
 def _numpy(where: str, what: str, values: Array) -> np.ndarray:

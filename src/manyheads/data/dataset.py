@@ -42,6 +42,8 @@ class Dataset:
     """
     pixels: Pixels | None = None
     """How the inputs were made of bytes; None: they were made of other numbers."""
+    users: tuple[str, ...] | None = None
+    """What the users are called, by their numbers; None: as their numbers say."""
     notes: tuple[str, ...] = ()
     """What the user should know about the arrays that it was made of, one line each."""
     source: InitVar[str | None] = None
@@ -92,6 +94,10 @@ class Dataset:
             if self.num_classes > int(labels.max()) + 1:
                 digest.update(f"{self.num_classes} classes".encode())
         return digest.hexdigest()
+
+    def named(self, user: int) -> str:
+        """What a user is called."""
+        return str(user) if self.users is None else self.users[user]
 
     def digest(self) -> str:
         """A fingerprint of the content (sha256 over all arrays, and the number of classes), computed once."""
