@@ -221,7 +221,7 @@ def test_no_accuracy_in_classes_of_the_workers_own(
             {"x": np.zeros((2, 1, 8, 8)), "y": np.array([1, 10])},
             "to 9: number them as the run's data do, or give no y.",
         ),
-        ({"x": np.array([{}, {}], dtype=object)}, "not an npz of plain arrays"),
+        ({"x": np.array([{}, {}], dtype=object)}, "x is an array of Python objects: give x.astype(float)."),
     ],
 )
 def test_mistakes(arrays: dict, said: str, capsys: pytest.CaptureFixture, finished: Path, tmp_path: Path) -> None:

@@ -198,7 +198,12 @@ def test_columns_of_one_number_but_for_rounding_are_not_noted() -> None:
         ),
         (
             {"x": X, "y": np.array([object()] * 50)},
-            r"not an npz of plain arrays.*no objects \(turn words into numbers with",
+            r"y is an array of Python objects: give y\.astype\(int\), or turn words into numbers with numpy\.unique",
+        ),
+        ({"x": X, "y": Y, "user": Y.astype(object)}, r"user is an .* objects: give user\.astype\(str\)\.$"),
+        (
+            {"x": X, "y": Y, "x_test": X.astype(object), "y_test": Y},
+            r"x_test is an .* objects: give x_test\.astype\(float\)\.$",
         ),
         ({"x": X[:0], "y": Y[:0]}, "train part is empty"),
     ],
@@ -265,6 +270,8 @@ def test_arrays_in_memory_are_copied() -> None:
         ({"x_test": X, "y_test": Y / 2}, "int64 for training and torch.float32 for test"),
         ({"x_test": X.astype(np.uint8), "y_test": Y}, "x is torch.float32 for training and torch.uint8 for test"),
         ({"x_test": X, "y_test": Y, "user": Y}, "names users in one part only"),
+        ({"user": Y.astype(object)}, r"user is an array of Python objects: give user\.astype\(str\)\.$"),
+        ({"x_test": X.astype(object), "y_test": Y}, r"the test part: x is an .* objects: give x\.astype\(float\)\.$"),
         ({"num_classes": 3}, "has label 4, but num_classes is 3: give at least 5"),
         ({"num_classes": 5.0}, r"num_classes is 5\.0: give one whole number from 1 to 1,000,000"),
         ({"num_classes": "5"}, "num_classes is 5: give one whole number"),

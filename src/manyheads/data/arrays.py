@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from manyheads.data.dataset import Dataset, check_finite
-from manyheads.data.npz import WORDS, read_npz
+from manyheads.data.npz import WORDS, of_objects, read_npz
 from manyheads.data.pixels import Pixels
 from manyheads.errors import UserError, one_line
 from manyheads.randomness import generator
@@ -313,7 +313,7 @@ def _rounding(where: str, low: np.ndarray, high: np.ndarray) -> tuple[str, ...]:
 
 def _hint(targets: np.ndarray) -> str:
     """How to turn unusable targets into usable ones."""
-    if targets.dtype.kind in "USO" and targets.ndim == 1:
+    if targets.dtype.kind in "US" and targets.ndim == 1:
         return WORDS
     if targets.dtype.kind in "bui" and targets.shape[1:] == (1,):
         return "take its only column, y[:, 0]"
@@ -345,7 +345,10 @@ def _numpy(where: str, what: str, values: Array) -> np.ndarray:
         # Without its mask an array holds numbers that are not meant.
         raise UserError(f"{where}: values are masked, but all are used: give arrays without masks, or fill them.")
     try:
-        return values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
+        array = values.detach().cpu().numpy() if isinstance(values, Tensor) else np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         # The last: of a list of tensors that require gradients.
         raise UserError(f"{where}: {what} is not an array ({error}): give rows of one shape.") from None
+    if array.dtype.kind == "O":
+        raise of_objects(where, what)
+    return array

@@ -1,7 +1,7 @@
 """Arrays from an npz file that somebody else has made: nothing in it is unpickled, and errors say what is wrong."""
 
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -26,19 +26,35 @@ def read_npz(path: Path, names: Iterable[str]) -> tuple[dict[str, np.ndarray], l
                 raise zipfile.BadZipFile("not a zip archive")
             file.seek(0)
             with np.load(file, allow_pickle=False) as stored:
-                found = {name: stored[name] for name in names if name in stored}
+                found = {name: _array(path, stored, name) for name in names if name in stored}
                 unread = [name for name in stored.files if name not in found]
         if odd := [name for name, array in found.items() if not isinstance(array, np.ndarray)]:
             raise zipfile.BadZipFile(f"{odd[0]} is not an array")
         return found, unread
-    except MemoryError:
+    except (MemoryError, UserError):
         raise
     except Exception as error:  # numpy reads a damaged header as Python, and finds all kinds of faults in it
-        objects = "pickle" in str(error)
         raise UserError(
-            f"{path} is not an npz of plain arrays, or is damaged{'' if objects else f' ({error})'}: "
-            f"save it with numpy.savez, numbers and no objects{f' ({WORDS})' if objects else ''}. {_GUIDE}"
+            f"{path} is not an npz of plain arrays, or is damaged ({error}): save it with numpy.savez, numbers and no"
+            f" objects. {_GUIDE}"
         ) from None
+
+
+def of_objects(where: str, name: str) -> UserError:
+    """The error for an array of Python objects, as which pandas gives words."""
+    kind = {"x": "float", "y": "int", "num_classes": "int"}.get(name.removesuffix("_test"), "str")
+    words = f", or {WORDS}" if name.startswith("y") else ""
+    return UserError(f"{where}: {name} is an array of Python objects: give {name}.astype({kind}){words}.")
+
+
+def _array(path: Path, stored: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    """One of the arrays in a file; one that would have to be unpickled is refused."""
+    try:
+        return stored[name]
+    except ValueError as error:
+        if "allow_pickle" in str(error):
+            raise of_objects(str(path), name) from None
+        raise
 
 
 def _opened(path: Path) -> BinaryIO:
