@@ -209,14 +209,19 @@ def test_design_page_runs_and_its_algorithms_are_at_home_on_the_command_line(tmp
 
 
 def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
-    (tmp_path / "flowers.csv").write_text('length,width,class\n1.5,2,"a rose"\n3,4.5,iris\n', encoding="utf-8")
-    for kind in ("cat", "dog"):
-        (tmp_path / "photos" / kind).mkdir(parents=True)
-        Image.new("RGB", (50, 40), "red").save(tmp_path / "photos" / kind / "1.jpg")
+    walks = 'person,steps,speed,class\nann,1,,"to, work"\n#2,3,2,home\nann,,6,home\n'
+    (tmp_path / "walks.csv").write_text(walks, encoding="utf-8")
+    for kind in ("cat.jpg", "dog.png"):
+        (tmp_path / "photos" / kind[:3]).mkdir(parents=True)
+        Image.new("RGB", (50, 40), "red").save(tmp_path / "photos" / kind[:3] / kind)
+    (tmp_path / "photos" / "dog" / ".hidden").touch()
     run_blocks(GUIDE, tmp_path, monkeypatch)
-    assert np.load(tmp_path / "flowers.npz")["x"].tolist() == [[-1, -1], [1, 1]]
-    assert np.load(tmp_path / "photos.npz")["x"].shape == (2, 3, 32, 32)
-    assert all(np.load(tmp_path / name)["y"].tolist() == [0, 1] for name in ("flowers.npz", "photos.npz"))
+    walks, photos, *about = (np.load(f"{name}.npz") for name in ("walks", "photos", "walks-about", "photos-about"))
+    assert walks["x"].tolist() == [[-1, 0], [1, -1], [0, 1]] and walks["user"].tolist() == ["ann", "#2", "ann"]
+    assert photos["x"].shape == (2, 3, 32, 32)
+    assert [part["y"].tolist() for part in (walks, photos)] == [[1, 0, 0], [0, 1]]
+    assert [part["classes"].tolist() for part in about] == [["home", "to, work"], ["cat", "dog"]]
+    assert (about[0]["mean"].tolist(), about[0]["std"].tolist()) == ([2, 4], [1, 2])
     shutil.copy("my.npz", "theirs.npz")
     for words in commands(GUIDE):
         if "runs/mine" in words:
