@@ -13,15 +13,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import load_file
 
 import manyheads
 from manyheads import cli
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.cli.options import experiments, options_of
+from manyheads.models.nets import NETS
 from manyheads.record import Record
 
 ROOT = Path(__file__).parent.parent
@@ -55,12 +59,13 @@ def commands(page: Path) -> Iterator[list[str]]:
                 yield words
 
 
-def run_blocks(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the page's Python blocks one after another in a folder."""
+def run_blocks(page: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the page's Python blocks one after another in a folder; gives what they define."""
     monkeypatch.chdir(folder)
-    names: dict[str, object] = {"__name__": "__main__"}
+    names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks(page, "python"):
         exec(compile(block, str(page), "exec"), names)
+    return names
 
 
 def options_table(algorithm: type[Algorithm]) -> str:
@@ -215,7 +220,7 @@ def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
         (tmp_path / "photos" / kind[:3]).mkdir(parents=True)
         Image.new("RGB", (50, 40), "red").save(tmp_path / "photos" / kind[:3] / kind)
     (tmp_path / "photos" / "dog" / ".hidden").touch()
-    run_blocks(GUIDE, tmp_path, monkeypatch)
+    defined = run_blocks(GUIDE, tmp_path, monkeypatch)
     walks, photos, *about = (np.load(f"{name}.npz") for name in ("walks", "photos", "walks-about", "photos-about"))
     assert walks["x"].tolist() == [[-1, 0], [1, -1], [0, 1]] and walks["user"].tolist() == ["ann", "#2", "ann"]
     assert photos["x"].shape == (2, 3, 32, 32)
@@ -226,6 +231,13 @@ def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):
     for words in commands(GUIDE):
         if "runs/mine" in words:
             assert cli.main(words[1:]) == 0, words
+    defined["mlp"].load_state_dict(load_file("model.safetensors"))
+    x = torch.from_numpy(np.load("my.npz")["x"])
+    assert torch.allclose(defined["mlp"](x), manyheads.Run.open("runs/mine").model(3)(x)), "as it was exported"
+    ours = NETS["cnn"]((3, 32, 32), 2)
+    defined["cnn"].load_state_dict(ours.state_dict())
+    x = torch.from_numpy(photos["x"] / np.float32(255))
+    assert torch.allclose(defined["cnn"](x), ours(x))
     left = {path.name for path in (tmp_path / "runs/mine").iterdir() if not path.name.startswith(".")}
     _, _, section = GUIDE.read_text(encoding="utf-8").partition("## The run directory")
     named = set(re.findall(r"`([\w.]+)/?`", section.partition("\n### ")[0]))
