@@ -84,6 +84,11 @@ def test_what_an_algorithm_does_not_look_at_makes_no_second_run(lab: SimpleNames
     assert labels(found[::4]) == ["deprl", "fedavg"]
 
 
+def test_values_are_called_what_results_call_them(lab: SimpleNamespace) -> None:
+    relabelled = [lab.tiny(REGISTRY["deprl"](), relabel=relabel) for relabel in (False, True)]
+    assert labels(relabelled) == ["deprl, relabel no", "deprl, relabel yes"]
+
+
 def test_what_does_not_go_together_shows_before_anything_is_run(lab: SimpleNamespace) -> None:
     with pytest.raises(UserError, match="the head is the whole net, so deprl would share nothing"):
         distinct([lab.tiny(REGISTRY[name](), head="fc1") for name in ("d-psgd", "deprl")], ONE)

@@ -17,8 +17,9 @@ from manyheads.experiment import Experiment, Runtime, flat
 from manyheads.initial import initial_model
 from manyheads.jobs import Job
 from manyheads.recipes import follow_from_others
+from manyheads.report.naming import shown, words
 from manyheads.store.layout import EXPERIMENT
-from manyheads.topology import brief, is_graph, parse_graph
+from manyheads.topology import is_graph, parse_graph
 
 SEEDS = (1, 12, 123, 1234)
 """The seeds that results are averaged over by default: the DePRL paper's."""
@@ -90,6 +91,6 @@ def labels(experiments: Sequence[Experiment]) -> list[str]:
         differing = [
             name for name in table if name not in implied and any(other[name] != table[name] for other in alike)
         ]
-        values = [f"{name.replace('_', ' ')} {brief(str(table[name]))}" for name in differing]
+        values = [f"{words(name)} {shown(table[name])}" for name in differing]
         found.append(", ".join([table["algorithm"], *values]))
     return found
