@@ -2,7 +2,18 @@
 
 import pytest
 
-from manyheads.units import counted, human_bytes, human_seconds, no_finer, numbered, plural, plus_minus, short, some
+from manyheads.units import (
+    alike,
+    counted,
+    human_bytes,
+    human_seconds,
+    no_finer,
+    numbered,
+    plural,
+    plus_minus,
+    short,
+    some,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,6 +40,16 @@ def test_human_seconds(seconds: float, text: str) -> None:
 )
 def test_a_number_has_three_digits_of_whatever_size_it_is(value: float, text: str) -> None:
     assert short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("values", "texts"),
+    [([-0.641, -1.13], ["-0.641", "-1.130"]), ([0.0, 64.1, 1210], ["0.0", "64.1", "1210.0"]),
+     ([120, 3456], ["120", "3456"]), ([1.2e-6, 3.4], ["1.20e-06", "3.40"]), ([0.5, 2e6], ["0.500", "2.00e+06"]),
+     ([0.5, -0.0001], ["0.500000", "-0.000100"]), ([0.0], ["0.00"]), ([], [])],
+)  # fmt: skip
+def test_the_numbers_of_a_column_have_one_number_of_decimals(values: list[float], texts: list[str]) -> None:
+    assert [alike(values)(value) for value in values] == texts
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,16 @@
 """Sizes, times, numbers, their deviations and what they count, as people read them."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from math import floor, log10
 
 _NUMBER = re.compile(r"(?P<digits>-?\d+\.?(?P<decimals>\d*))(?P<power>(e[+-]\d+)?)(?P<unit>( .+)?)")
 
 _FEW = 3
 """Names, or consecutive numbers, that are given one by one."""
+_MOST_DECIMALS, _LARGEST_WHOLE = 6, 1e6
+"""Of numbers that are written without a power of ten."""
 _MOST_STRETCHES = 20
 """More would push what to do out of a message's one line."""
 
@@ -66,6 +69,18 @@ def numbered(noun: str, numbers: Sequence[int]) -> str:
 def short(value: float, digits: int = 3) -> str:
     """A number of whatever size in so many digits: ``0.0559``, ``12.0``, ``1.98e-06``."""
     return f"{value:#.{digits}g}".removesuffix(".") if value else "0"
+
+
+def alike(values: Iterable[float]) -> Callable[[float], str]:
+    """How the numbers of a column read: with as many decimals as the smallest needs for three digits.
+
+    If they would become too long, each reads as ``short`` shows it.
+    """
+    sizes = [abs(value) for value in values if value]
+    decimals = max(0, 2 - floor(log10(min(sizes, default=1))))
+    if decimals > _MOST_DECIMALS or max(sizes, default=1) >= _LARGEST_WHOLE:
+        return short
+    return lambda value: f"{value:z.{decimals}f}"
 
 
 def plus_minus(mean: float, deviation: float | None, show: Callable[[float], str]) -> str:

@@ -57,6 +57,25 @@ def test_a_deviation_is_no_finer_than_its_mean_wherever_it_is_shown(tmp_path: Pa
     assert r"DePRL & $\mathbf{0.0559} \pm 0.0004$" in tabular(comparison)
 
 
+def test_a_column_of_scores_has_one_number_of_decimals(tmp_path: Path, write_run):
+    scores = {"deprl": (-0.632, -0.65), "local": (-1.12, -1.14), "d-psgd": (-12.0, -12.2)}
+    for algorithm, of_seeds in scores.items():
+        for seed, score in enumerate(of_seeds):
+            summary = write_run(tmp_path / f"{algorithm}{seed}", algorithm, seed=seed) / "summary.json"
+            values = {**json.loads(summary.read_text()), "majority_floor": None, "accuracy_mean": score}
+            summary.write_text(json.dumps({**values, "accuracy_std": 0.5, "accuracy_worst10": 100 * score}))
+    comparison = open_comparison(tmp_path)
+    columns = list(zip(*(row.cells for row in table.rows(comparison)), strict=True))
+    assert [[cell.text for cell in column] for column in columns[:4]] == [
+        ["-0.641 ± 0.013", "-1.130 ± 0.014", "-12.100 ± 0.141"],
+        ["–", "0.489 ± 0.001", "11.459 ± 0.091"],
+        ["0.500"] * 3,
+        ["-64.1 ± 1.3", "-113.0 ± 1.4", "-1210.0 ± 14.1"],
+    ]
+    lines = [line.split(" & ")[1] for line in tabular(comparison).splitlines() if " & $" in line]
+    assert lines == [r"$\mathbf{-0.641} \pm 0.013$ \\", r"$-12.100 \pm 0.141$ \\", r"$-1.130 \pm 0.014$ \\"]
+
+
 def test_seeds_are_shown_where_they_differ(tmp_path: Path, write_run):
     for seed in (1, 2):
         write_run(tmp_path / str(seed), seed=seed)

@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -18,7 +18,7 @@ from manyheads.report.collect import Finished, Found, find_runs
 from manyheads.report.naming import shown, slugs, words
 from manyheads.store.layout import METRICS, WORKERS
 from manyheads.topology import parse_graph
-from manyheads.units import short, some
+from manyheads.units import alike, short, some
 
 _GRAPH_OPTIONS = frozenset({"graph", "weights", "redraw", "link_failure"})
 """Options that an algorithm without neighbours ignores."""
@@ -100,6 +100,10 @@ class Comparison:
     def score(self, value: float) -> str:
         """A score for people; an accuracy in percent."""
         return f"{100 * value:.1f}" if self.is_accuracy else short(value)
+
+    def scores(self, column: Iterable[float]) -> Callable[[float], str]:
+        """How the scores of a column read: as ``score`` shows them, with one number of decimals."""
+        return self.score if self.is_accuracy else alike(column)
 
     def at(self, setting: int) -> list[Finished]:
         """All runs of a setting."""

@@ -28,8 +28,12 @@ _ESCAPES = str.maketrans(
 def tabular(comparison: Comparison) -> str:
     """A complete ``tabular``, after lines of comment that say what its numbers are."""
     settings = range(len(comparison.settings))
-    several, show = len(comparison.systems) > 1, comparison.score
-    best = [best_systems(comparison, j, shown=show) if several else [] for j in settings]
+    several = len(comparison.systems) > 1
+    ends = {place: at_end(runs, "accuracy_mean") for place, runs in comparison.cells.items()}
+    show = [
+        comparison.scores(found.mean for (_, j), found in ends.items() if j == column and found) for column in settings
+    ]
+    best = [best_systems(comparison, j, shown=show[j]) if several else [] for j in settings]
     heads = [
         [_escaped(words(name)), *(_escaped(shown(setting.values[name])) for setting in comparison.settings)]
         for name in comparison.grid
@@ -37,10 +41,7 @@ def tabular(comparison: Comparison) -> str:
     systems = [
         [
             _escaped(system.label),
-            *(
-                _cell(at_end(comparison.cells.get((i, j), ()), "accuracy_mean"), show, bold=i in best[j])
-                for j in settings
-            ),
+            *(_cell(ends.get((i, j)), show[j], bold=i in best[j]) for j in settings),
         ]
         for i, system in enumerate(comparison.systems)
     ]
@@ -54,7 +55,7 @@ def tabular(comparison: Comparison) -> str:
         *map(_row, systems),
     ]
     if any(floors):
-        lines += [r"\midrule", _row(["majority floor", *(_cell(floor, show) for floor in floors)])]
+        lines += [r"\midrule", _row(["majority floor", *map(_cell, floors, show)])]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 

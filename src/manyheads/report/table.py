@@ -1,6 +1,6 @@
 """The comparison table: what each system came to over seeds, the best marked, and the majority floor."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,6 +10,8 @@ from manyheads.report.naming import shown
 from manyheads.report.numbers import Stat, at_end, best_system, best_systems, difference, majority_floor
 from manyheads.units import human_bytes, human_seconds, plus_minus, short
 
+_Show = Callable[[float], str]
+
 
 @dataclass(frozen=True)
 class Column:
@@ -17,7 +19,7 @@ class Column:
 
     metric: str
     label: str
-    show: Callable[[float], str] | None = None
+    show: _Show | None = None
     """How a value reads; None: as a score."""
     best: Literal["highest", "lowest"] | None = None
     meaning: str = ""
@@ -87,6 +89,8 @@ class Row:
 
 
 _EMPTY = Cell("–", None)
+_BEHIND = "behind"
+"""Of the column that is no metric."""
 
 
 def headers(comparison: Comparison) -> list[str]:
@@ -101,21 +105,33 @@ def headers(comparison: Comparison) -> list[str]:
 
 def rows(comparison: Comparison) -> list[Row]:
     """The table, setting by setting, from the highest accuracy to the lowest."""
-    found = []
+    found, shows = [], _shows(comparison)
     for j, setting in enumerate(comparison.settings):
         values = tuple(shown(value) for value in setting.values.values())
         here = [
-            Row(system.label, _settings(comparison.cells[i, j][0], setting), tuple(_cells(comparison, i, j)))
+            Row(system.label, _settings(comparison.cells[i, j][0], setting), tuple(_cells(comparison, i, j, shows)))
             for i, system in enumerate(comparison.systems)
             if (i, j) in comparison.cells
         ]
         floor = majority_floor(comparison.at(j))
         if floor is not None:
             others = [_EMPTY] * (len(headers(comparison)) - 1)
-            here.append(Row("majority floor", values, (_cell(floor, comparison.score), *others), floor=True))
+            here.append(Row("majority floor", values, (_cell(floor, shows["accuracy_mean"]), *others), floor=True))
         here.sort(key=_accuracy, reverse=True)
         found += [replace(row, begins=j > 0 and row is here[0]) for row in here]
     return found
+
+
+def _shows(comparison: Comparison) -> dict[str, _Show]:
+    """How the numbers of each column read, by its metric; of one more by how far systems are behind the best."""
+    cells = comparison.cells
+    ends = {column: [at_end(runs, column.metric) for runs in cells.values()] for column in COLUMNS}
+    shows = {column.metric: column.show or comparison.scores(_means(found)) for column, found in ends.items()}
+    return {**shows, _BEHIND: comparison.scores(_means(_gap(comparison, *place) for place in cells))}
+
+
+def _means(found: Iterable[Stat | None]) -> list[float]:
+    return [stat.mean for stat in found if stat is not None]
 
 
 def _settings(run: Finished, setting: Setting) -> tuple[str, ...]:
@@ -131,7 +147,7 @@ def _accuracy(row: Row) -> float:
     return float("-inf") if order is None else order
 
 
-def _cells(comparison: Comparison, system: int, setting: int) -> list[Cell]:
+def _cells(comparison: Comparison, system: int, setting: int, shows: Mapping[str, _Show]) -> list[Cell]:
     runs = comparison.cells[system, setting]
     several = len(comparison.systems) > 1
     cells = []
@@ -139,27 +155,31 @@ def _cells(comparison: Comparison, system: int, setting: int) -> list[Cell]:
         found = at_end(runs, column.metric)
         highest = column.best == "highest"
         ahead = column.best and system in best_systems(comparison, setting, column.metric, highest=highest)
-        cells.append(_cell(found, column.show or comparison.score, best=several and bool(ahead)))
+        cells.append(_cell(found, shows[column.metric], best=several and bool(ahead)))
     if several:
-        cells.insert(1, _behind(comparison, system, setting))
+        cells.insert(1, _behind(comparison, system, setting, shows[_BEHIND]))
     if _uneven(comparison):
         cells.append(Cell(", ".join(str(run.seed) for run in runs), len(runs)))
     return cells
 
 
-def _cell(found: Stat | None, show: Callable[[float], str], *, best: bool = False) -> Cell:
+def _cell(found: Stat | None, show: _Show, *, best: bool = False) -> Cell:
     if found is None:
         return _EMPTY
     return Cell(plus_minus(found.mean, found.deviation or None, show), found.mean, best)
 
 
-def _behind(comparison: Comparison, system: int, setting: int) -> Cell:
+def _behind(comparison: Comparison, system: int, setting: int, show: _Show) -> Cell:
     """How far a system is behind the best, seed by seed, with the standard error of that."""
-    best = best_system(comparison, setting)
-    gap = None if best is None else difference(comparison, setting, best, system)
-    if gap is None or best == system:
+    gap = _gap(comparison, system, setting)
+    if gap is None or best_system(comparison, setting) == system:
         return Cell("–", None if gap is None else 0.0)
-    return Cell(plus_minus(gap.mean, gap.error, comparison.score), gap.mean)
+    return Cell(plus_minus(gap.mean, gap.error, show), gap.mean)
+
+
+def _gap(comparison: Comparison, system: int, setting: int) -> Stat | None:
+    best = best_system(comparison, setting)
+    return None if best is None else difference(comparison, setting, best, system)
 
 
 def _uneven(comparison: Comparison) -> bool:
