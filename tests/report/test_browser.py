@@ -137,6 +137,25 @@ def test_the_page_is_no_wider_than_the_screen(page, width: int):
     assert page.execute_script("return document.documentElement.scrollWidth") <= width
 
 
+def test_many_columns_fit_a_usual_screen_and_scroll_on_a_small_one(page):
+    add = """
+        for (const row of document.querySelectorAll('#results tr'))
+            for (const text of ['dirichlet:0.1', 'random:0.25', 'workers', '1, 2, 3, 4']) {
+                const cell = row.insertBefore(row.cells[1].cloneNode(true), row.cells[1]);
+                cell.className = '';
+                cell.textContent = text;
+            }
+        const box = document.querySelector('.scroll');
+        return [box.scrollWidth, box.clientWidth, box.querySelectorAll('thead th').length];"""
+    needed, there, columns = page.execute_script(add)
+    assert needed <= there and columns == 13
+    emulate(page, width=390, scheme="light")
+    box = page.find_element("css selector", ".scroll")
+    page.execute_script("arguments[0].scrollLeft = 9999", box)
+    last = page.find_element("css selector", "#results tr:nth-child(2) td:last-child")
+    assert last.location["x"] + last.size["width"] <= 390, "it has come into view"
+
+
 @pytest.mark.parametrize("width", [390, 1280])
 def test_words_in_pictures_are_large_enough_to_read(page, width: int):
     emulate(page, width=width, scheme="light")
