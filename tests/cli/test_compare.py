@@ -350,6 +350,26 @@ def test_mistakes(words: list[str], message: str, capsys: pytest.CaptureFixture)
     assert sorted(path.name for path in Path().rglob("*")) == ["experiment.json", "file", "run"]
 
 
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["deprl", "--seeds", "1,2,3"], "1 2 3"),
+        (["deprl", "--seeds", "1,", "2"], "1"),
+        (["deprl", "--tune", "0.5,1"], "0.5 1"),
+        (["deprl", "--lr", "0.1,0.2"], "0.1 0.2"),
+        (["deprl", "--relabel", "yes,no"], "yes no"),
+        (["deprl,local"], "deprl local"),
+    ],
+)
+def test_values_with_commas_between_them(words: list[str], values: str, capsys: pytest.CaptureFixture) -> None:
+    assert main(["compare", *words, "--out", "new"]) == 2
+    assert capsys.readouterr().err.endswith(f". Separate values by spaces: {values}.\n")
+    # One value is all that train takes.
+    for single in (["train", "deprl,local"], ["train", "deprl", "--seed", "1,2"]):
+        assert main(single) == 2
+        assert "Separate" not in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_a_report_is_not_replaced_by_one_without_its_runs(capsys: pytest.CaptureFixture) -> None:
     first = ["deprl", "local", *SMALL, "--seeds", "1", "--out", "all"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from manyheads.cli.board import Shown, follow
 from manyheads.cli.options import add_options, experiments, given, options_of
-from manyheads.cli.parser import Parser, number, path
+from manyheads.cli.parser import Parser, number, one_of_several, path
 from manyheads.cli.tables import result_table, tuning_table
 from manyheads.cli.terminal import waiting
 from manyheads.cli.text import columns
@@ -61,7 +61,7 @@ def fill(parser: Parser) -> None:
         "--seeds",
         dest="seed",
         nargs="+",
-        type=options_of(Experiment)["seed"].read,
+        type=one_of_several(options_of(Experiment)["seed"].read),
         metavar="N",
         default=argparse.SUPPRESS,
         help=f"the seeds to average over (which, not how many) [{' '.join(map(str, SEEDS))}]",
@@ -69,7 +69,7 @@ def fill(parser: Parser) -> None:
     parser.add_argument(
         "--tune",
         nargs="*",
-        type=number,
+        type=one_of_several(number),
         metavar="FACTOR",
         help="tune each algorithm's rates on the validation split, trying these multiples of them"
         f" [{' '.join(f'{factor:g}' for factor in FACTORS)}]",

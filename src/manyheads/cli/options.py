@@ -17,7 +17,7 @@ from manyheads.algorithms import REGISTRY, Algorithm, registered, unknown_algori
 from manyheads.algorithms.base import epochs_by_steps
 from manyheads.algorithms.checking import making
 from manyheads.checks import field_kinds
-from manyheads.cli.parser import number, path, whole_number
+from manyheads.cli.parser import by_spaces, number, one_of_several, path, whole_number
 from manyheads.derived import exchange_of
 from manyheads.errors import UserError, flag, unknown
 from manyheads.experiment import FUNCTIONS, Experiment, Runtime, check_algorithm
@@ -180,7 +180,8 @@ def experiments(args: argparse.Namespace) -> list[Experiment]:
         names = [base.algorithm.name]
     for name in names:
         if name not in REGISTRY:
-            raise unknown_algorithm(name)
+            several = isinstance(args.algorithm, list)
+            raise UserError(f"{unknown_algorithm(name)}{by_spaces(name) if several else ''}")
     for name, owners in _algorithm_options().items():
         if name in args and not owners.keys() & set(names):
             raise UserError(
@@ -243,7 +244,8 @@ def _add(group: Any, option: Option, text: str, several: bool) -> None:
     else:
         metavar = {int: "N", float: "X"}.get(option.kind, option.name.upper())
     count = ("*" if option.kind is bool else "+") if several else None
-    group.add_argument(option.flag, type=option.read, metavar=metavar, nargs=count, **shared)
+    read = one_of_several(option.read) if several else option.read
+    group.add_argument(option.flag, type=read, metavar=metavar, nargs=count, **shared)
 
 
 def _algorithm_options() -> dict[str, dict[str, Option]]:

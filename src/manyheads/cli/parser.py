@@ -2,7 +2,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -32,6 +32,24 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"'{text}' is not a number.") from None
+
+
+def one_of_several(read: Callable[[str], Any]) -> Callable[[str], Any]:
+    """argparse's ``type`` for an option of several values, each read by ``read``."""
+
+    def one(text: str) -> Any:
+        try:
+            return read(text)
+        except argparse.ArgumentTypeError as error:
+            raise argparse.ArgumentTypeError(f"{error}{by_spaces(text)}") from None
+
+    return one
+
+
+def by_spaces(text: str) -> str:
+    """What to add to the refusal of one of several values: how to separate them, if there are commas in it."""
+    parts = " ".join(filter(None, text.split(",")))
+    return f" Separate values by spaces: {parts}." if "," in text else ""
 
 
 def path(text: str) -> Path:
