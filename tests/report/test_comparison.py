@@ -1,5 +1,6 @@
 import itertools
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -202,6 +203,19 @@ def test_runs_that_disagree_are_refused_and_the_option_is_named(tmp_path: Path, 
     assert "\n" not in str(error.value)
 
 
+def test_only_what_can_be_run_is_called_missing(tmp_path: Path, write_run):
+    """Not every combination can: data without users have no natural split."""
+    write_run(tmp_path / "a", data="digits", split="shards:2", workers=9)
+    write_run(tmp_path / "b", data="mine.npz", split="natural", workers=12)
+    told = "--data, --workers, --split (deprl was run with some of their combinations only): run what is missing"
+    with pytest.raises(UserError, match=re.escape(told)):
+        open_comparison(tmp_path)
+    write_run(tmp_path / "c", "d-psgd", data="mine.npz", split="natural", workers=12)
+    told = "(deprl has no finished run with --data mine.npz, --workers 12, --split natural): run what is missing"
+    with pytest.raises(UserError, match=re.escape(told)):
+        open_comparison(tmp_path, {tmp_path / "a", tmp_path / "c"})
+
+
 def test_links_with_weights_of_their_own_stand_beside_other_graphs(tmp_path: Path, write_run):
     for algorithm in ("deprl", "d-psgd", "local"):
         write_run(tmp_path / algorithm, algorithm, graph="ring", workers=3)
@@ -236,7 +250,7 @@ def test_a_steps_time_that_follows_from_net_and_batch_is_no_part_of_a_grid(tmp_p
 def test_values_that_never_meet_are_no_grid(tmp_path: Path, write_run):
     write_run(tmp_path / "a", workers=8, split="iid")
     write_run(tmp_path / "b", workers=9, split="dirichlet:0.1")
-    with pytest.raises(UserError, match=r"disagree on --workers, --split \(deprl has no finished run with"):
+    with pytest.raises(UserError, match=r"disagree on --workers, --split \(deprl was run with some"):
         open_comparison(tmp_path)
 
 

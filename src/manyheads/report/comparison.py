@@ -232,14 +232,24 @@ def _missing(runs: Sequence[Finished], names: Sequence[str]) -> str:
     for algorithm in dict.fromkeys(run.algorithm for run in runs):
         mine = [run for run in runs if run.algorithm == algorithm]
         looked_at = [name for name in names if not all(ignores(run, name) for run in mine)]
-        for point in itertools.product(*(values[name] for name in looked_at)):
-            setting = Setting(dict(zip(looked_at, point, strict=True)))
-            if not any(_belongs(run, setting) for run in mine):
-                # Name the options of which the algorithm lacks a value; if there are none, a combination is missing.
-                guilty = [name for name in looked_at if len(_values(mine, name)) < len(values[name])] or looked_at
-                lacking = [f"{flag(name)} {shown(point[looked_at.index(name)])}" for name in guilty]
-                return f"{', '.join(map(flag, guilty))} ({algorithm} has no finished run with {', '.join(lacking)})"
+        points = itertools.product(*(values[name] for name in looked_at))
+        if all(_is_run(mine, dict(zip(looked_at, point, strict=True))) for point in points):
+            continue
+        # What another algorithm was run with can be run; any other combination may not go together.
+        others = ({name: run.options.get(name) for name in looked_at if not ignores(run, name)} for run in runs)
+        point = next((values for values in others if not _is_run(mine, values)), None)
+        if point is None:
+            return f"{', '.join(map(flag, looked_at))} ({algorithm} was run with some of their combinations only)"
+        # Name the options of which the algorithm lacks a value; if there are none, a combination is missing.
+        guilty = [name for name in point if len(_values(mine, name)) < len(values[name])] or point
+        lacking = [f"{flag(name)} {shown(point[name])}" for name in guilty]
+        return f"{', '.join(map(flag, guilty))} ({algorithm} has no finished run with {', '.join(lacking)})"
     return ""
+
+
+def _is_run(runs: Iterable[Finished], values: dict[str, Any]) -> bool:
+    """Whether one of the runs has these values of options."""
+    return any(_belongs(run, Setting(values)) for run in runs)
 
 
 def _check_seeds(folder: Path, system: System, runs: Sequence[Finished]) -> None:
