@@ -29,7 +29,7 @@ from manyheads.models.nets import NETS
 from manyheads.record import Record
 
 ROOT = Path(__file__).parent.parent
-README, GUIDE = ROOT / "README.md", ROOT / "docs/index.md"
+README, GUIDE, TUTORIAL = ROOT / "README.md", ROOT / "docs/index.md", ROOT / "docs/tutorial.md"
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 COMMANDS = [
@@ -211,6 +211,14 @@ def test_design_page_runs_and_its_algorithms_are_at_home_on_the_command_line(tmp
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert "D-pFedMe on digits" in done.stdout and "New workers on digits" in done.stdout
+
+
+def test_the_tutorial_s_forty_lines_end_with_the_same_weights(tmp_path, monkeypatch, capsys):
+    """Its last block but one asserts that; here, that the accuracies it prints are those that it speaks of."""
+    run_blocks(TUTORIAL, tmp_path, monkeypatch)
+    ours, by_hand, local, d_psgd = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
+    assert ours == by_hand
+    assert f"reaches {ours:.2f}, the others {local:.2f} and {d_psgd:.2f}" in " ".join(TUTORIAL.read_text().split())
 
 
 def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):

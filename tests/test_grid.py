@@ -94,6 +94,13 @@ def test_what_does_not_go_together_shows_before_anything_is_run(lab: SimpleNames
         distinct([lab.tiny(REGISTRY[name](), head="fc1") for name in ("d-psgd", "deprl")], ONE)
 
 
+def test_a_measurement_that_one_of_them_does_not_allow_shows_before_anything_is_run(lab: SimpleNamespace) -> None:
+    both = [lab.tiny(REGISTRY[name]()) for name in ("deprl", "fedrod")]
+    assert len(distinct(both, lab.cpu)) == len(distinct(both[:1], replace(lab.cpu, theory_every=1))) + 1
+    with pytest.raises(UserError, match="--theory-every needs a net with one head"):
+        distinct(both, replace(lab.cpu, theory_every=1))
+
+
 def test_rates_that_nobody_has_samples_for_are_not_tuned(lab: SimpleNamespace) -> None:
     few = lab.tiny(REGISTRY["deprl"](), validation=0.01)
     assert len(distinct([few], ONE)) == 1

@@ -85,11 +85,11 @@ def shares_nothing(algorithm: Algorithm, model: Split) -> bool:
     return algorithm.exchange != "none" and algorithm.private.issuperset(model.groups)
 
 
-def check_theory(runtime: Runtime, ctx: Context) -> None:
+def check_theory(runtime: Runtime, model: Split, *, in_sites: bool = False) -> None:
     """Refuse to measure M(k) where it is not defined, or where that would show what is private."""
-    if runtime.theory_every and ctx.model.head_names != ("head",):
+    if runtime.theory_every and model.head_names != ("head",):
         raise UserError("--theory-every needs a net with one head, but this algorithm's has two: leave it out.")
-    if runtime.theory_every and not ctx.network.may_gather_private:
+    if runtime.theory_every and in_sites:
         raise UserError("--theory-every compares the gradients of heads, which stay at their sites: leave it out.")
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from manyheads.compatibility import check_training
+from manyheads.compatibility import check_theory, check_training
 from manyheads.data import load
 from manyheads.derived import federation_of, mixing_of, pick_device, resolve
 from manyheads.errors import UserError
@@ -46,7 +46,9 @@ def distinct(experiments: Iterable[Experiment], runtime: Runtime, *, tuned: bool
         if (setting := replace(complete, seed=0).run_id) not in checked:
             checked.add(setting)
             federation = federation_of(complete, dataset)
-            check_training(complete, initial_model(complete, federation), federation)
+            model = initial_model(complete, federation)
+            check_training(complete, model, federation)
+            check_theory(runtime, model)
             if tuned and complete.validation and not any(federation.validation.sizes):
                 raise not_to_be_tuned(complete)
     return list(found.values())

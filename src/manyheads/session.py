@@ -158,6 +158,7 @@ def open_session(
     hosted = everyone if sites or processes.count == 1 else everyone.take(placement[processes.rank])
     model = _model(experiment, hosted, processes, constants)
     notes = check_training(experiment, model, hosted)
+    check_theory(runtime, model, in_sites=sites is not None)
     network = _network(experiment, mixing, processes, placement, sites)
     here = _on_device(hosted, device, experiment.dtype)
     workload = _workload(experiment, model, here)
@@ -168,7 +169,6 @@ def open_session(
     if device.type == "cpu" and constants is None:
         on_this_host = everyone if processes.local_count == processes.count else hosted
         memory.check_memory(ctx.initial.params, len(on_this_host.ids), experiment.algorithm.extra_rows)
-    check_theory(runtime, ctx)
     notes += _remarks(experiment, model, in_sites=sites is not None)
     if device.type == "cuda" and not runtime.deterministic:
         notes.append("A GPU repeats these numbers up to rounding, not bit for bit; --deterministic does.")
