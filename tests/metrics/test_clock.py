@@ -44,12 +44,12 @@ def test_a_clock_counts_what_each_round_added() -> None:
     network = InProcess(build_mixing("ring", 3), frozenset())
     network.traffic.sent += 1000  # before this start of the run
     clock = Clock(SPEED, network, 10.0)
-    work = [Work(torch.zeros(3), torch.tensor(steps)) for steps in ([1, 2, 0], [1, 0, 0])]
-    clock.tick({"head": work[0], "body": work[1]})
-    assert clock.seconds == 10 + 2 * 0.5
+    head, body = (torch.tensor(steps) for steps in ([4, 8, 0], [3, 0, 0]))
+    clock.tick({"head": Work(torch.zeros(3), head, share=0.25), "body": Work(torch.zeros(3), body)})
+    assert clock.seconds == 10 + 4 * 0.5, "the first worker's steps: four of a quarter, three whole ones"
     network.traffic.received += 100
     clock.tick({})
-    assert clock.seconds == 11 + 0.25 + 1
+    assert clock.seconds == 12 + 0.25 + 1
 
 
 def seconds(experiment: Experiment, lab: SimpleNamespace) -> list[float]:
@@ -57,12 +57,17 @@ def seconds(experiment: Experiment, lab: SimpleNamespace) -> list[float]:
 
 
 def test_a_run_by_hand(lab: SimpleNamespace) -> None:
-    """9, 5, 8 and 7 samples in batches of 4 are 3, 2, 2 and 2 mini-batches a pass; phi of mlp:5 is 35 doubles."""
+    """9, 5, 8 and 7 samples in batches of 4 are 3, 2, 2 and 2 mini-batches a pass; phi of mlp:5 is 35 doubles.
+
+    While phi is frozen, a mini-batch takes a third of its time.
+    """
     given = {"step_seconds": 1.0, "link_latency": 0.1, "link_bandwidth": 1000.0}
     ring = lab.tiny(DePRL(head_epochs=2, body_epochs=1), **given)
-    assert seconds(ring, lab) == pytest.approx([9 + 0.1 + 2 * 35 * 8 / 1000, 2 * (9 + 0.1 + 0.56)])
-    by_steps = lab.tiny(DePRL(head_steps=2, body_steps=1), **given)
-    assert seconds(by_steps, lab)[0] == pytest.approx(3 + 0.1 + 0.56)
+    assert seconds(ring, lab) == pytest.approx([5 + 0.1 + 2 * 35 * 8 / 1000, 2 * (5 + 0.1 + 0.56)])
+    by_steps = lab.tiny(DePRL(head_steps=3, body_steps=1), **given)
+    assert seconds(by_steps, lab)[0] == pytest.approx(2 + 0.1 + 0.56)
+    nothing_shared = lab.tiny(DePRL(head_epochs=2), head="all", **given)
+    assert seconds(nothing_shared, lab)[0] == pytest.approx(6), "the whole net"
     full = lab.tiny(DPSGD(epochs=1), graph="full", **given)
     assert seconds(full, lab)[0] == pytest.approx(3 + 0.1 + 3 * (35 + 18) * 8 / 1000)
     server = lab.tiny(FedAvg(epochs=1), **given)

@@ -29,7 +29,12 @@ class Work:
     """Mean loss over the samples each worker saw, [W]; NaN where it saw none, infinite where it is no number."""
     steps: Tensor
     """Mini-batches each worker trained on, [W] int64."""
+    share: float = 1.0
+    """The part of a whole net's training step that each of them takes, for the simulated clock."""
 
+
+FORWARD = 1 / 3
+"""The part of a training step that its forward pass takes: little more is left while the representation is frozen."""
 
 Log = dict[str, Work]
 """The local phases of a round by name, in the order they ran."""
@@ -318,5 +323,6 @@ def run_phases(
             raise UserError(f"two phases of a round are called '{name}': give each its own name, Phase(name=...).")
         fit = ctx.engine.fit(state.params, state.buffers, phase, round, workers=rows)
         state = State(fit.params, fit.buffers)
-        log[name] = Work(fit.loss, ctx.steps(phase.amount, rows))
+        still = "representation" in owned - phase.update
+        log[name] = Work(fit.loss, ctx.steps(phase.amount, rows), FORWARD if still else 1.0)
     return state, log

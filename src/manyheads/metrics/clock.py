@@ -1,6 +1,7 @@
 """A simulated clock: how long a run would take if every worker were a machine of its own.
 
-A round lasts as long as the mini-batches of the slowest worker, and then as long as its messages. Every worker has one
+A round lasts as long as the mini-batches of the slowest worker, and then as long as its messages. A mini-batch of a
+phase that leaves the representation as it is counts a third, its forward pass. Every worker has one
 link to the others, which carries both ways at once: all that it sends in a round shares the link, and so does all that
 it receives, so that twice the neighbours take twice the time; messages of different workers travel at the same time.
 With a server all uploads share the server's link, and then all downloads do. No real time enters: the same experiment
@@ -28,7 +29,7 @@ class Speed:
     """How fast the machines and the links between them are."""
 
     step_seconds: float
-    """A worker's time for one mini-batch."""
+    """A worker's time for one mini-batch that trains its whole net."""
     latency: float
     """Seconds that every message takes, however short."""
     bandwidth: float
@@ -37,8 +38,8 @@ class Speed:
     """Whether messages go through a server."""
 
     def round_seconds(self, steps: np.ndarray, sent: np.ndarray, received: np.ndarray) -> float:
-        """One round, from each worker's mini-batches and bytes in it, [N] each."""
-        return self.step_seconds * int(steps.max()) + self._message_seconds(sent, received)
+        """One round, from each worker's training steps and bytes in it, [N] each."""
+        return self.step_seconds * float(steps.max()) + self._message_seconds(sent, received)
 
     def _message_seconds(self, sent: np.ndarray, received: np.ndarray) -> float:
         if not (sent.any() or received.any()):
@@ -58,7 +59,7 @@ class Clock:
     def tick(self, log: Log) -> None:
         """Add the round that has just ended."""
         traffic = self.network.traffic.table()
-        steps = sum((work.steps for work in log.values()), torch.zeros(len(traffic), dtype=torch.int64))
+        steps = sum((work.share * work.steps.double() for work in log.values()), torch.zeros(len(traffic)).double())
         here = torch.cat([steps.unsqueeze(1), traffic - self._counted], dim=1)
         self._counted = traffic
         self.seconds += self.speed.round_seconds(*self.network.gather(here).numpy().T)

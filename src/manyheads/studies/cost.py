@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from manyheads.algorithms.base import FORWARD
 from manyheads.data import Dataset
 from manyheads.data.dataset import RAW
 from manyheads.errors import UserError
@@ -46,9 +47,6 @@ GPU_SECONDS_PER_SAMPLE = {"mlp": 5e-7, "dnn": 5e-7, "vgg11": 1.1e-5, "resnet18":
 _GPU_START_SECONDS = 20.0
 """Until a run's kernels are compiled and its steps recorded."""
 
-_FORWARD = 1 / 3
-"""Part of a training step that its forward pass takes."""
-
 _COPIES = 4
 """Of all workers' weights: as a round began, as it leaves them, on the way, momentum."""
 
@@ -80,7 +78,7 @@ class Costs:
             passes = trial.source.rounds * _work(trial.source)
             seconds += passes * median(paces) if paces else self._passes(trial, passes)
         if trial.new is not None:
-            seconds += self._passes(trial, trial.new.head_epochs * _FORWARD)
+            seconds += self._passes(trial, trial.new.head_epochs * FORWARD)
         if self.on_gpu:
             seconds += _GPU_START_SECONDS
         return Estimate(seconds, _bytes(trial), bool(paces))
@@ -115,7 +113,7 @@ def total(estimates: Sequence[Estimate]) -> Estimate:
 def _work(trial: Trial) -> float:
     """A round's work in passes over all train samples, evaluation included."""
     train, test, _ = _pools(trial)
-    scored = _FORWARD * (2 * test + train) / train + 2 * trial.theory
+    scored = FORWARD * (2 * test + train) / train + 2 * trial.theory
     return _passes_a_round(trial) + scored / trial.every
 
 
@@ -130,7 +128,7 @@ def _passes_a_round(trial: Trial) -> float:
         return options.get(f"{unit}epochs", 0) if steps is None else steps * step
 
     whole = trial.experiment.algorithm.num_models * passes("")
-    return _FORWARD * passes("head_") + passes("body_") + whole
+    return FORWARD * passes("head_") + passes("body_") + whole
 
 
 def _bytes(trial: Trial) -> float:
