@@ -3,9 +3,11 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from manyheads.algorithms import DePRL
 from manyheads.by_name import find_function
@@ -106,6 +108,18 @@ def test_a_wrong_name_is_refused_in_one_line_before_training(tmp_path: Path, spe
         list(train(regression(loss=spec), Runtime(out=tmp_path / "run")))
     assert said in str(error.value) and "\n" not in str(error.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_the_file_that_was_started_is_not_run_again(scores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second class of an algorithm that it registers would be refused, as one with the name of another."""
+    started = ModuleType("__main__")
+    started.__file__ = str(scores)
+    exec(scores.read_text(), vars(started))
+    monkeypatch.setitem(sys.modules, "__main__", started)
+    assert find_function("--loss", NAMES["loss"]) is vars(started)["squared"]
+    assert "user_scores" not in sys.modules
+    other = find_function("--loss", "torch.nn.functional:mse_loss")
+    assert other is torch.nn.functional.mse_loss
 
 
 def test_what_is_no_name_is_refused_at_once() -> None:
