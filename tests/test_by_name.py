@@ -100,6 +100,8 @@ def test_other_code_under_the_same_name_does_not_go_on(tmp_path: Path, scores: P
         ("user_scores:Squared", "is a class: name a function"),
         ("user_scores:number", "is of type int: name a function"),
         ("not_there:squared", "or add that folder to PYTHONPATH."),
+        (".user_scores:squared", "write the whole name of the module, as package.module:squared."),
+        (":squared", "write the whole name of the module, as package.module:squared."),
         ("user_scores.py:squared", "write user_scores:squared, and start in the folder of that file."),
     ],
 )
@@ -123,5 +125,5 @@ def test_the_file_that_was_started_is_not_run_again(scores: Path, monkeypatch: p
 
 
 def test_what_is_no_name_is_refused_at_once() -> None:
-    with pytest.raises(UserError, match=r"--metric 'f1' is not package\.module:function"):
+    with pytest.raises(UserError, match=r"^--metric 'f1' is not package\.module:function: name one of yours"):
         regression(metric="f1")

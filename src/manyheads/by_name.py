@@ -18,6 +18,8 @@ def find(option: str, spec: str, what: str) -> Any:
     name, _, rest = spec.partition(":")
     if name.endswith(".py"):
         raise UserError(f"{option} '{spec}': write {Path(name).stem}:{rest}, and start in the folder of that file.")
+    if not name or name.startswith("."):
+        raise UserError(f"{option} '{spec}': write the whole name of the module, as package.module:{rest}.")
     try:
         module = _imported(name)
     except (Exception, SystemExit) as error:
@@ -53,4 +55,4 @@ def find_function(option: str, spec: str) -> Any:
 def check_name(option: str, spec: str) -> None:
     """Refuse what cannot be the name of a function of the user's; nothing is imported."""
     if ":" not in spec:
-        raise UserError(f"{option} '{spec}' is not package.module:function: name {_FUNCTION} of your own so.")
+        raise UserError(f"{option} '{spec}' is not package.module:function: name one of yours so, as losses:squared.")
