@@ -3,9 +3,11 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
+import torch
 
 from manyheads.algorithms import DePRL
 from manyheads.by_name import find_function
@@ -98,6 +100,8 @@ def test_other_code_under_the_same_name_does_not_go_on(tmp_path: Path, scores: P
         ("user_scores:Squared", "is a class: name a function"),
         ("user_scores:number", "is of type int: name a function"),
         ("not_there:squared", "or add that folder to PYTHONPATH."),
+        (".user_scores:squared", "write the whole name of the module, as package.module:squared."),
+        (":squared", "write the whole name of the module, as package.module:squared."),
         ("user_scores.py:squared", "write user_scores:squared, and start in the folder of that file."),
     ],
 )
@@ -108,6 +112,18 @@ def test_a_wrong_name_is_refused_in_one_line_before_training(tmp_path: Path, spe
     assert not (tmp_path / "run").exists()
 
 
+def test_the_file_that_was_started_is_not_run_again(scores: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second class of an algorithm that it registers would be refused, as one with the name of another."""
+    started = ModuleType("__main__")
+    started.__file__ = str(scores)
+    exec(scores.read_text(), vars(started))
+    monkeypatch.setitem(sys.modules, "__main__", started)
+    assert find_function("--loss", NAMES["loss"]) is vars(started)["squared"]
+    assert "user_scores" not in sys.modules
+    other = find_function("--loss", "torch.nn.functional:mse_loss")
+    assert other is torch.nn.functional.mse_loss
+
+
 def test_what_is_no_name_is_refused_at_once() -> None:
-    with pytest.raises(UserError, match=r"--metric 'f1' is not package\.module:function"):
+    with pytest.raises(UserError, match=r"^--metric 'f1' is not package\.module:function: name one of yours"):
         regression(metric="f1")

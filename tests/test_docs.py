@@ -25,6 +25,7 @@ import manyheads
 from manyheads import cli
 from manyheads.algorithms import REGISTRY, Algorithm
 from manyheads.cli.options import experiments, options_of
+from manyheads.grid import SEEDS
 from manyheads.models.nets import NETS
 from manyheads.record import Record
 
@@ -218,7 +219,9 @@ def test_the_tutorial_s_forty_lines_end_with_the_same_weights(tmp_path, monkeypa
     run_blocks(TUTORIAL, tmp_path, monkeypatch)
     ours, by_hand, local, d_psgd = (float(line.split()[-1]) for line in capsys.readouterr().out.splitlines())
     assert ours == by_hand
-    assert f"reaches {ours:.2f}, the others {local:.2f} and {d_psgd:.2f}" in " ".join(TUTORIAL.read_text().split())
+    page = " ".join(TUTORIAL.read_text().split())
+    assert f"reaches {ours:.2f}, the others {local:.2f} and {d_psgd:.2f}" in page
+    assert len(SEEDS) == 4 and "Four seeds, rates tuned" in page
 
 
 def test_guide_runs_and_names_every_file_of_a_run(tmp_path, monkeypatch):

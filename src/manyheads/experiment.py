@@ -196,7 +196,7 @@ class Experiment:
                 what = value.get("kind", "an object")
                 give = f"give it in Python, as Run.open(path, {name}=...)"
                 if name in FUNCTIONS:
-                    give = f"{give}, or name it, as {flag(name)} package.module:function"
+                    give = f"{give}, or, with --from, name it, as {flag(name)} package.module:function"
                 raise UserError(f"the experiment's {name} is {what}, which cannot be read from a file: {give}.")
         return Experiment(algorithm=algorithm, **values)
 

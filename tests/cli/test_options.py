@@ -244,6 +244,6 @@ def test_a_run_s_function_that_has_no_name_is_replaced_by_one_that_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "experiment.json").write_text(Experiment(loss=lambda output, y: output[:, 0], rounds=7).to_json())
-    with pytest.raises(UserError, match=r"or name it, as --loss package.module:function"):
+    with pytest.raises(UserError, match=r"or, with --from, name it, as --loss package\.module:function\.$"):
         _one("--from", str(tmp_path))
     assert _one("--from", str(tmp_path), "--loss", "losses:own") == Experiment(loss="losses:own", rounds=7)

@@ -88,6 +88,7 @@ def test_sites_compute_what_one_process_with_all_data_does(start_together, folde
     for _ in run(open_session(together, Runtime(out=tmp_path / "together", device="cpu", threads=1))):
         pass
     whole = Run.open(tmp_path / "together", data=data)
+    page = (Path(__file__).parents[2] / "docs/sites.md").read_text(encoding="utf-8")
     for worker, folder in zip(ORDER, folders, strict=True):
         site = Run.open(at_site(folder, worker))
         for (name, mine), other in zip(
@@ -100,7 +101,8 @@ def test_sites_compute_what_one_process_with_all_data_does(start_together, folde
         record, expected = site.metrics()[-1], whole.metrics()[-1]
         for name in ("accuracy_mean", "majority_floor", "loss", "train_loss", "bytes_sent_per_worker"):
             assert record[name] == expected[name] is not None
-        assert record["consensus_error"] is None and record["simulated_seconds"] is None
+        for name in ("consensus_error", "simulated_seconds", "accuracy_by_samples"):
+            assert record[name] is None and f"`{name}`" in page, name
         summary = site.summary()
         assert summary is not None and summary["disturbances"] == []
         assert any("consensus error" in note for note in summary["notes"])
