@@ -1,6 +1,7 @@
 """A user's functions by name: the same run as with the functions themselves, and wrong names in one line."""
 
 import sys
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -127,3 +128,13 @@ def test_the_file_that_was_started_is_not_run_again(scores: Path, monkeypatch: p
 def test_what_is_no_name_is_refused_at_once() -> None:
     with pytest.raises(UserError, match=r"^--metric 'f1' is not package\.module:function: name one of yours"):
         regression(metric="f1")
+
+
+def test_a_function_whose_shapes_broadcast_is_refused_in_one_line(recwarn: pytest.WarningsRecorder) -> None:
+    """torch warns of it as well, in two lines more."""
+    rng = np.random.default_rng(0)
+    data = from_arrays(rng.normal(size=(30, 4)), rng.integers(3, size=30))
+    with warnings.catch_warnings(), pytest.raises(UserError, match="the loss gives"):
+        warnings.simplefilter("always")
+        list(train(Experiment(data=data, split="iid", workers=3, rounds=1, loss="torch.nn.functional:mse_loss")))
+    assert not recwarn.list

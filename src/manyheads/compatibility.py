@@ -1,6 +1,7 @@
 """Whether net, data, measurements and the user's own functions fit together, checked before anything is trained."""
 
 import copy
+import warnings
 
 import torch
 from torch import Tensor, nn
@@ -169,7 +170,8 @@ def _note_spare_scores(output: Tensor, federation: Federation) -> list[str]:
 
 def _check_per_sample(name: str, function: Loss, output: Tensor, y: Tensor) -> None:
     """Try the user's own loss or metric on a few samples: each must get a number that depends on it alone."""
-    with torch.no_grad(), user_code(f"the {name}"):
+    # torch warns of shapes that broadcast, which is what this finds out.
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"), user_code(f"the {name}"):
         together, alone = (function(output[:count], y[:count]) for count in (len(y), 1))
     for found, count in ((together, len(y)), (alone, 1)):
         if not isinstance(found, Tensor) or found.shape != (count,):

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from manyheads.data.dataset import Dataset, check_finite
 from manyheads.data.npz import WORDS, of_objects, read_npz
 from manyheads.data.pixels import Pixels
+from manyheads.data.remarks import far_from_one, notes_on
 from manyheads.errors import UserError, one_line
 from manyheads.randomness import generator
 from manyheads.units import counted
@@ -22,12 +23,6 @@ Array = Any
 
 _ARRAYS = ("x", "y", "x_test", "y_test", "user", "user_test", "split", "num_classes")
 """What is read of an npz file."""
-
-_DARKEST_WHITE = 64
-"""Images that come near 255 are meant as bytes; those of another scale, such as 0 to 16, may be meant as they are."""
-
-_USUAL_SIZES = (0.01, 10)
-"""Root mean squares of inputs between which nets learn with usual rates."""
 
 _NO_SAMPLE = "{} has no train sample: give it one or leave it out."
 
@@ -50,7 +45,7 @@ def load(path: str | Path, *, of_one_worker: bool = False) -> Dataset:
         )
     num_classes: Any = arrays.pop("num_classes", None)
     parts = _parts(name, **arrays)
-    notes = _notes(name, arrays["x"], parts[0])
+    notes = notes_on(name, arrays["x"], parts[0][0])
     if unread:
         # The names come from the file and may contain anything.
         notes += (one_line(f"{name}: not read: {', '.join(unread)}; an npz can have {', '.join(_ARRAYS)}"),)
@@ -75,7 +70,7 @@ def from_arrays(
     sample. Without a test part ``hold_out`` chooses one.
     """
     parts = _parts(name, x, y, x_test, y_test, user, user_test)
-    return _dataset(name, *parts, num_classes, notes=_notes(name, _numpy(name, "x", x), parts[0]))
+    return _dataset(name, *parts, num_classes, notes=notes_on(name, _numpy(name, "x", x), parts[0][0]))
 
 
 def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_classes: int | None = None) -> Dataset:
@@ -102,7 +97,7 @@ def from_workers(parts: Sequence[WorkerPart], *, name: str = "arrays", num_class
         return torch.cat([x for x, _, _ in parts]), torch.cat([y for _, y, _ in parts]), worker
 
     train, test = (joined(list(side)) for side in zip(*pools, strict=True))
-    notes = _far_from_one(name, np.result_type(*(kind for _, _, kind in given)), train)
+    notes = far_from_one(name, np.result_type(*(kind for _, _, kind in given)), train[0])
     # Marked only after it is checked: one site's data may lack test samples, those of all workers together must not.
     return replace(_dataset(name, train, test, num_classes, notes=notes), brought_by_workers=True)
 
@@ -272,43 +267,6 @@ def _samples(where: str, x: Array, y: Array) -> tuple[Tensor, Tensor]:
     check_finite(f"{where}: x", values)
     check_finite(f"{where}: y", wanted)
     return values, wanted
-
-
-def _notes(where: str, x: np.ndarray, train: _Pool) -> tuple[str, ...]:
-    """What to say of inputs [samples, ...] that can be used, but hardly learned from; ``train``: those to train on."""
-    if not len(x):
-        return ()
-    low, high = (end.astype(np.float64) for end in (x.min(0), x.max(0)))
-    # One at most: each says how to scale them.
-    return _rounding(where, low, high) or _unscaled(where, x.dtype, low, high) or _far_from_one(where, x.dtype, train)
-
-
-def _unscaled(where: str, kind: np.dtype[Any], low: np.ndarray, high: np.ndarray) -> tuple[str, ...]:
-    """A note on images [channels, height, width] that look like bytes but are none, and so are not scaled."""
-    if kind == np.uint8 or low.ndim < 3 or low.min(initial=0) < 0 or not _DARKEST_WHITE <= high.max(initial=0) <= 255:
-        return ()
-    return (f"{where}: x looks like bytes but is {kind}, which is not scaled: give x.astype('uint8') or x / 255",)
-
-
-def _far_from_one(where: str, kind: np.dtype[Any], train: _Pool) -> tuple[str, ...]:
-    """A note on measurements in units of their own; whole numbers may name words, and bytes are scaled."""
-    x, (smallest, largest) = train[0], _USUAL_SIZES
-    # Unlike the deviation, a norm costs less than reading x did.
-    if kind.kind != "f" or not x.numel() or smallest <= torch.linalg.vector_norm(x) / x.numel() ** 0.5 <= largest:
-        return ()
-    deviation, mean = (float(f"{float(found):.2g}") for found in torch.std_mean(x, correction=0))
-    is_far = f"x has mean {mean:g} and deviation {deviation:g}"
-    return (f"{where}: {is_far}: standardise its columns, (x - x.mean(0)) / x.std(0), or little is learned",)
-
-
-def _rounding(where: str, low: np.ndarray, high: np.ndarray) -> tuple[str, ...]:
-    """A note on columns, from low to high, that become constant when rounded to float32."""
-    # Smaller differences are float64's own rounding of a column that was meant to be constant.
-    lost = (low.astype(np.float32) == high.astype(np.float32)) & (high - low > 1e-12 * np.abs(high))
-    if not lost.any():
-        return ()
-    which = f"{lost.sum()} of {lost.size} columns of x vary too little"
-    return (f"{where}: {which} for float32, in which samples are kept: centre and scale them first",)
 
 
 def _hint(targets: np.ndarray) -> str:
